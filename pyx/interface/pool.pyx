@@ -1,0 +1,584 @@
+"""Pools and buffers: arguments are checked and streams become slots here, then it is C all the way down."""
+import itertools
+import logging
+import threading
+import weakref
+
+cimport cython
+from cpython.long cimport PyLong_FromUnsignedLongLong
+from libc.stdint cimport uint16_t, uint64_t
+from libc.string cimport memset
+
+from vpool._base.lock cimport atomic_read, spin_lock, spin_try, spin_unlock
+from vpool._base.types cimport BLOCK_LIVE, GRANULE, MAX_SLOTS, Block, BlockId, likely, round_up
+from vpool._interface.arguments cimport address_of, checked_alignment, size_of
+from vpool._interface.snapshot cimport copy_records, memory_info
+from vpool._management.arena cimport Arena, arena_containing
+from vpool._management.core cimport RUNGS, STATE_CLOSED, Core, Request, Segment, core_deallocate
+from vpool._management.hit cimport hit_put, hit_take
+from vpool._management.index cimport index_remove
+from vpool._management.walk cimport Broken, Totals, walk_check, walk_totals
+from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
+
+from vpool._management.core import RUNG_NAMES
+from vpool.errors import ClosedPoolError, DoubleFreeError, ForeignPointerError, OutOfMemoryError, SourceError
+from vpool.report import Report
+from vpool.sizes import format_bytes
+from vpool.sources import resolve
+from vpool.stats import PoolStats
+from vpool.strategies import Dynamic
+from vpool.streams import stream_handle
+
+logger = logging.getLogger("vpool")
+_pools = weakref.WeakSet()
+_numbers = itertools.count(1)
+
+# The interpreter keeps one object for each small integer, so identity tells the default from the rest.
+cdef object DEFAULT_ALIGNMENT = 256
+
+
+def pools():
+    """Every pool that is open in this process, in no order."""
+    return [pool for pool in list(_pools) if not pool.closed]
+
+
+cdef inline BlockId hit(Arena* arena, uint64_t requested, uint64_t* address) noexcept nogil:
+    """A block from the arena's lists, if its lock is free; 0 for whatever takes longer."""
+    cdef BlockId block_id
+    if not spin_try(&arena.lock):
+        return 0
+    block_id = hit_take(arena, round_up(requested, GRANULE), requested, 0)
+    address[0] = arena.blocks[block_id].address
+    spin_unlock(&arena.lock)
+    return block_id
+
+
+cdef inline bint put(Arena* arena, uint64_t address) noexcept nogil:
+    """Take a block back, if the arena's lock is free and the block is this arena's."""
+    cdef BlockId block_id
+    if not spin_try(&arena.lock):
+        return False
+    block_id = index_remove(arena, address)
+    if block_id:
+        hit_put(arena, block_id)
+    spin_unlock(&arena.lock)
+    return block_id != 0
+
+
+@cython.no_gc_clear   # the collector must not drop `core` while `__dealloc__` of a buffer may need it
+@cython.binding(False)
+cdef class Pool:
+    """A pool of device memory.
+
+    Parameters
+    ----------
+    strategy : Dynamic, optional
+        When and how much to ask of the source; ``Dynamic()`` if not given.
+    source : str or vpool.sources.Source, optional
+        Where memory comes from; the best that works on this machine if not given.
+    device : int, optional
+        Ordinal of the device; the thread's current one if not given.
+    name : str, optional
+        For reports and logs.
+
+    Raises
+    ------
+    ValueError
+        For a device or a source that is not there, or numbers that do not fit the device.
+    SourceError
+        Where the source does not answer.
+
+    Notes
+    -----
+    Thread safety: every method may be called from any thread.  Memory that was freed on one stream
+    is not handed out on another.
+
+    Examples
+    --------
+    >>> import vpool
+    >>> pool = vpool.Pool(vpool.Dynamic(initial="1MiB"), source="host")
+    >>> ptr = pool.allocate(1000)
+    >>> pool.stats.allocated_bytes
+    1024
+    >>> pool.deallocate(ptr)
+    >>> pool.close()
+    """
+
+    def __cinit__(self, strategy=None, source=None, device=None, name=None):
+        if strategy is None:
+            strategy = Dynamic()
+        if not isinstance(strategy, Dynamic):
+            raise TypeError(f"strategy must be a vpool strategy, not {type(strategy).__name__}")
+        source = resolve(source, device)
+        limit, initial, factor, step = strategy.rule(memory_info(source)[1])
+        self.core = Core(source, limit, initial, factor, step)
+        self.default_arena = self.core.arena_of(0)
+        self.slots = {0: 0}
+        self.handles = [0]
+        self.opening = threading.Lock()
+        self.name = f"pool-{next(_numbers)}" if name is None else str(name)
+        self.strategy = strategy
+        _pools.add(self)
+
+    def __repr__(self):
+        return f"<vpool.Pool {self.name!r} on {self.core.source.name!r}{', closed' if self.closed else ''}>"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.close()
+
+    @property
+    def source(self):
+        """The source that the pool's memory comes from."""
+        return self.core.source
+
+    @property
+    def device(self):
+        """Ordinal of the pool's device."""
+        return self.core.source.device
+
+    @property
+    def closed(self):
+        """Whether `close` was called."""
+        return self.core.state.word & STATE_CLOSED != 0
+
+    def allocate(self, nbytes, stream=None, alignment=256):
+        """Lend a block.
+
+        Parameters
+        ----------
+        nbytes : int-like
+            Bytes wanted.  0 gives address 0.
+        stream : optional
+            The stream whose work will use the block first: an int handle or an object that has one.
+            None is the legacy default stream.
+        alignment : int
+            What the address shall be a multiple of: a power of two of at most 2 MiB.  Every block
+            is aligned to 256.
+
+        Returns
+        -------
+        int
+            Address of at least `nbytes` bytes that overlap no other live block.
+
+        Raises
+        ------
+        OutOfMemoryError
+            Where neither the pool nor its source has a block of that size; nothing live has changed.
+        ClosedPoolError
+            After `close`.
+        SourceError
+            Where the driver fails for another reason than want of memory.
+        TypeError, ValueError, OverflowError
+            For arguments that make no sense.
+
+        Notes
+        -----
+        Runtime complexity: O(1).  Where the pool has to grow, the source is called once or a few
+        times, without the GIL and under no lock.
+        """
+        cdef uint64_t requested = size_of(nbytes)
+        cdef uint64_t aligned_to = GRANULE
+        cdef uint64_t address = 0
+        cdef Arena* arena = self.default_arena
+        if alignment is not DEFAULT_ALIGNMENT:
+            aligned_to = checked_alignment(alignment)
+        if stream is not None:
+            arena = self.arena_for(stream)
+        self.lend(arena, requested, aligned_to, &address)
+        return PyLong_FromUnsignedLongLong(address)
+
+    def deallocate(self, ptr, stream=None):
+        """Take a block back.
+
+        Parameters
+        ----------
+        ptr : int-like or Buffer
+            Address of a live block of this pool.  0 does nothing.
+        stream : optional
+            The stream whose work used the block last; None is the one that it was allocated for.
+            Another stream is waited for.
+
+        Raises
+        ------
+        DoubleFreeError
+            Where the block is free already.
+        ForeignPointerError
+            Where the address is not of this pool, or inside a block.
+
+        Notes
+        -----
+        Runtime complexity: O(1), and O(streams) for a block of another stream than the default one
+        if `stream` is not given.
+        """
+        cdef uint64_t address
+        if isinstance(ptr, Buffer):
+            if (<Buffer> ptr).pool is not self:
+                raise ForeignPointerError(f"{ptr!r} is of pool {(<Buffer> ptr).pool.name!r}, not {self.name!r}")
+            (<Buffer> ptr).close(stream)
+            return
+        address = address_of(ptr)
+        if address and not (stream is None and put(self.default_arena, address)):
+            self.take_back(address, stream)
+        if self.core.state.word:
+            self.after_free()
+
+    def empty(self, nbytes, stream=None):
+        """Lend a block as a `Buffer`, which gives it back when it is dropped.
+
+        Parameters
+        ----------
+        nbytes, stream
+            As for `allocate`.
+
+        Returns
+        -------
+        Buffer
+            Its content is not set.
+        """
+        cdef uint64_t requested = size_of(nbytes)
+        cdef Buffer buffer = Buffer.__new__(Buffer)
+        buffer.pool = self
+        buffer.arena = self.default_arena if stream is None else self.arena_for(stream)
+        buffer.block_id = self.lend(buffer.arena, requested, GRANULE, &buffer.address)
+        # The block is ours: nobody else writes its generation now.
+        buffer.generation = buffer.arena.blocks[buffer.block_id].generation
+        return buffer
+
+    @property
+    def stats(self):
+        """Counters, read in O(1) without any lock: a `PoolStats`."""
+        cdef Totals totals
+        walk_totals(self.core, &totals)
+        misses = atomic_read(self.core.state.misses)
+        return PoolStats(
+            allocated_bytes=totals.allocated_bytes,
+            requested_bytes=totals.requested_bytes,
+            reserved_bytes=totals.reserved_bytes,
+            pending_bytes=0,
+            peak_allocated_bytes=totals.peak_allocated_bytes,
+            peak_reserved_bytes=totals.peak_reserved_bytes,
+            allocations=totals.allocations,
+            frees=totals.allocations - totals.live_blocks,
+            hits=totals.allocations - misses,
+            source_calls=atomic_read(self.core.state.source_calls),
+            ooms=atomic_read(self.core.state.ooms),
+        )
+
+    def inspect(self):
+        """The report of this moment.
+
+        Returns
+        -------
+        Report
+
+        Notes
+        -----
+        Runtime complexity: O(blocks); about 10 ns a block of it under the pool's locks.
+        """
+        return Report(*copy_records(self.core, self.name, self.handles))
+
+    def check(self):
+        """Assert every invariant.
+
+        Raises
+        ------
+        AssertionError
+            Where one does not hold; the message names it, the place and the two values.
+
+        Notes
+        -----
+        Runtime complexity: O(blocks), under the pool's locks.
+        """
+        cdef Broken broken
+        with nogil:
+            walk_check(self.core, &broken)
+        if broken.what != NULL:
+            raise AssertionError(
+                f"{broken.what.decode()}: found {broken.found}, expected {broken.expected}, at {broken.address:#x}"
+            )
+
+    def close(self):
+        """Give memory back to the source.  What is live stays usable, and is given back when freed.
+
+        Raises
+        ------
+        SourceError
+            Where the source refuses to take memory; it stays with the pool.
+        """
+        self.core.state.word |= STATE_CLOSED
+        self.after_free()
+
+    cdef Arena* arena_for(self, stream) except NULL:
+        """The arena of the slot that a stream has, or now gets."""
+        cdef Arena* arena
+        handle = stream_handle(stream)
+        # The per-thread default stream is another one in each thread.
+        key = (2, threading.get_ident()) if handle == 2 else handle
+        with self.opening:
+            slot = self.slots.get(key)
+            if slot is None:
+                slot = len(self.handles)
+                if slot == MAX_SLOTS:
+                    raise SourceError(f"a pool serves at most {MAX_SLOTS} streams")
+                self.handles.append(handle)
+                self.slots[key] = slot
+        arena = self.core.arena_of(slot)
+        if arena == NULL:
+            raise MemoryError("no address space for the records of another stream")
+        return arena
+
+    cdef BlockId lend(self, Arena* arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0:
+        """Number and address of a block; 0 for no bytes."""
+        cdef Request request
+        cdef BlockId block_id
+        if likely(self.core.state.word == 0 and alignment == GRANULE and requested != 0):
+            block_id = hit(arena, requested, address)
+            if likely(block_id != 0):
+                return block_id
+        elif self.core.state.word & STATE_CLOSED:
+            raise ClosedPoolError(f"pool {self.name!r} is closed")
+        if requested == 0:
+            return 0
+        memset(&request, 0, sizeof(Request))
+        request.arena = arena
+        request.requested = requested
+        request.nbytes = round_up(requested, GRANULE)
+        request.alignment = alignment
+        self.lend_slowly(&request)
+        address[0] = request.address
+        return request.block_id
+
+    cdef BlockId lend_slowly(self, Request* request) except 0:
+        with nogil:
+            self.core.take(request)
+        if request.block_id == 0:
+            raise self._failure(request)
+        if request.grown:
+            logger.debug(
+                "pool %r grew by %s to %s for a request of %s",
+                self.name, format_bytes(request.grown), format_bytes(self.core.state.reserved),
+                format_bytes(request.requested),
+            )
+            if request.refused:
+                logger.info(
+                    "pool %r: the source refused %s (%s) and gave %s",
+                    self.name, format_bytes(request.refused), self.source.driver.error_name(request.status),
+                    format_bytes(request.grown),
+                )
+        return request.block_id
+
+    cdef _failure(self, Request* request):
+        """The exception for a request that failed."""
+        driver = self.core.source.driver
+        if request.status not in (STATUS_OK, STATUS_OUT_OF_MEMORY):
+            name = driver.error_name(request.status)
+            return SourceError(f"the source failed with {name} when asked for {format_bytes(request.refused)}", name)
+        report = self.inspect()
+        if request.no_record:
+            reason = "host memory for block records ran out"
+        elif request.refused:
+            reason = f"the device refused {format_bytes(request.refused)}"
+        else:
+            reason = "growing would pass the limit"
+        steps = [RUNG_NAMES[rung] for rung in range(RUNGS) if request.tried >> rung & 1]
+        error = OutOfMemoryError(
+            f"pool {self.name!r} cannot lend {request.requested:,} bytes ({format_bytes(request.requested)}): {reason}."
+            f" Limit {format_bytes(report.limit_bytes)}, reserved {format_bytes(report.reserved_bytes)},"
+            f" live {format_bytes(report.allocated_bytes)}, free {format_bytes(report.free_bytes)}"
+            f" of which {format_bytes(report.largest_free_bytes)} in the largest block. Tried: {', '.join(steps)}.",
+            request.requested, report, steps,
+        )
+        logger.info("%s", error)
+        return error
+
+    cdef int take_back(self, uint64_t address, stream) except -1:
+        """Free a block that is not at hand in the default stream's arena."""
+        cdef Arena* arena = self.default_arena if stream is None else self.arena_for(stream)
+        cdef uint64_t handle
+        cdef bint found
+        cdef int status = STATUS_OK
+        with nogil:
+            found = core_deallocate(self.core, arena, address)
+            if not found and stream is None:
+                found = self.core.put(address, 0)
+        if not found and stream is not None:
+            # A block of another stream: what this one still does with it comes first.
+            handle = stream_handle(stream)
+            with nogil:
+                status = self.core.source.wait_for_stream(handle)
+                found = status == STATUS_OK and self.core.put(address, 0)
+        if status != STATUS_OK:
+            name = self.core.source.driver.error_name(status)
+            raise SourceError(f"cannot wait for stream {handle:#x}: {name}", name)
+        if not found:
+            raise self._stray(address)
+        return 0
+
+    cdef _stray(self, uint64_t address):
+        """The exception for an address that is no live block."""
+        cdef Segment* segment
+        cdef Block block
+        cdef BlockId block_id = 0
+        memset(&block, 0, sizeof(Block))
+        with nogil:
+            spin_lock(&self.core.state.lock)
+            segment = self.core.segment_of(address)
+            if segment != NULL:
+                spin_lock(&segment.arena.lock)
+                block_id = arena_containing(segment.arena, segment.edge, address)
+                block = segment.arena.blocks[block_id]
+                spin_unlock(&segment.arena.lock)
+            spin_unlock(&self.core.state.lock)
+        if block_id == 0:
+            owners = [pool.name for pool in pools() if pool is not self and (<Pool> pool).holds(address)]
+            whose = f"; it is of pool {owners[0]!r}" if owners else ""
+            return ForeignPointerError(f"{address:#x} is not of pool {self.name!r}{whose}")
+        if block.state == BLOCK_LIVE and block.address != address:
+            return ForeignPointerError(
+                f"{address:#x} lies {address - block.address} bytes inside the live block at {block.address:#x}"
+            )
+        return DoubleFreeError(f"{address:#x} is free already in pool {self.name!r}")
+
+    cdef bint holds(self, uint64_t address) noexcept:
+        cdef bint inside
+        with nogil:
+            spin_lock(&self.core.state.lock)
+            inside = self.core.segment_of(address) != NULL
+            spin_unlock(&self.core.state.lock)
+        return inside
+
+    cdef int after_free(self) except -1:
+        """What a set state word asks for after a free: a closed pool gives back what has become idle."""
+        cdef uint64_t released
+        cdef int status
+        if self.core.state.word & STATE_CLOSED:
+            with nogil:
+                status = self.core.release_idle(0, &released)
+            if status != STATUS_OK:
+                name = self.core.source.driver.error_name(status)
+                raise SourceError(f"the source did not take memory back: {name}", name)
+        return 0
+
+
+cdef inline bint put_record(Arena* arena, BlockId block_id, uint16_t generation) noexcept nogil:
+    """Take a block back by its record, if that is still the block it was.  The arena's lock is held."""
+    cdef Block* block = &arena.blocks[block_id]
+    if block.state != BLOCK_LIVE or block.generation != generation:
+        return False
+    index_remove(arena, block.address)
+    hit_put(arena, block_id)
+    return True
+
+
+@cython.final
+@cython.no_gc         # refers to its pool alone, which refers to no buffer: no cycle can form
+@cython.freelist(256)
+@cython.binding(False)
+cdef class Buffer:
+    """A block that frees itself when it is dropped or closed.  Made by `Pool.empty` and `vpool.empty`.
+
+    Dropping it is safe at any moment: after its pool was closed, inside a garbage collection, at the
+    end of the interpreter.  It keeps its pool alive.
+    """
+
+    def __init__(self):
+        raise TypeError("buffers are made by vpool.empty() and Pool.empty()")
+
+    def __dealloc__(self):
+        if self.block_id:
+            self.put()
+            if self.pool.core.state.word:
+                try:
+                    self.pool.after_free()
+                except SourceError as error:
+                    logger.warning("%s", error)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.close()
+
+    def __int__(self):
+        return self.ptr
+
+    def __repr__(self):
+        if self.closed:
+            return "<vpool.Buffer, closed>"
+        return f"<vpool.Buffer of {self.requested} bytes at {self.address:#x}>"
+
+    cdef bint put(self) noexcept:
+        """Give the block back; False where somebody freed its address before."""
+        cdef Arena* arena = self.arena
+        cdef bint mine
+        if likely(spin_try(&arena.lock)):
+            mine = put_record(arena, self.block_id, self.generation)
+            spin_unlock(&arena.lock)
+        else:
+            with nogil:
+                spin_lock(&arena.lock)
+                mine = put_record(arena, self.block_id, self.generation)
+                spin_unlock(&arena.lock)
+        self.block_id = 0
+        return mine
+
+    def close(self, stream=None):
+        """Give the block back now.  Closing twice does nothing.
+
+        Parameters
+        ----------
+        stream : optional
+            The stream whose work used the block last, as for `Pool.deallocate`.
+
+        Raises
+        ------
+        DoubleFreeError
+            Where its address was freed by hand before.
+        """
+        cdef uint64_t address = self.address
+        cdef bint mine = True
+        if self.block_id:
+            if stream is None:
+                mine = self.put()
+            else:
+                self.pool.take_back(address, stream)
+                self.block_id = 0
+        self.arena = NULL
+        self.address = 0
+        if not mine:
+            raise self.pool._stray(address)
+        if self.pool.core.state.word:
+            self.pool.after_free()
+
+    @property
+    def ptr(self):
+        """Address of the block; 0 for zero bytes and after `close`."""
+        return PyLong_FromUnsignedLongLong(self.address)
+
+    @property
+    def nbytes(self):
+        """Bytes of the block, after rounding."""
+        return self.arena.blocks[self.block_id].nbytes if self.block_id else 0
+
+    @property
+    def requested(self):
+        """Bytes that were asked for."""
+        return self.arena.blocks[self.block_id].stamp if self.block_id else 0
+
+    @property
+    def stream(self):
+        """Handle of the stream that the block was allocated for; 0 is the legacy default stream."""
+        return self.pool.handles[self.arena.slot] if self.arena != NULL else 0
+
+    @property
+    def device(self):
+        """Ordinal of the device."""
+        return self.pool.core.source.device
+
+    @property
+    def closed(self):
+        """Whether the block was given back."""
+        return self.arena == NULL

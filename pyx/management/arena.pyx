@@ -1,0 +1,180 @@
+"""What an arena does rarely: it is made, its index grows, segments come and go, alignment is found."""
+from libc.stdint cimport uint16_t, uint32_t, uint64_t
+
+from vpool._base.memory cimport lazy_release, lazy_reserve
+from vpool._base.types cimport BLOCK_EDGE, BLOCK_FREE, GRANULE, Block, BlockId, round_up
+from vpool._management.arena cimport Arena
+from vpool._management.freelist cimport class_of, freelist_find, freelist_insert, freelist_remove
+from vpool._management.hit cimport hit_cut, hit_take_from
+from vpool._management.index cimport index_bucket
+from vpool._management.record cimport record_delete, record_new
+
+cdef enum:
+    MOST_RECORDS = 1 << 28        # 12 GiB of address space, touched as it is used
+    LEAST_RECORDS = 1 << 12
+    FIRST_BUCKETS = 1 << 10
+    SCAN_LIMIT = 4096             # blocks looked at, under the lock, before the pool grows instead
+
+
+cdef Arena* arena_new(uint16_t slot, uint64_t minimum_remainder) noexcept nogil:
+    """An empty arena, or NULL where there is no address space for its records."""
+    cdef Arena* arena = <Arena*> lazy_reserve(sizeof(Arena))
+    cdef uint64_t records = MOST_RECORDS
+    if arena == NULL:
+        return NULL
+    arena.slot = slot
+    arena.minimum_remainder = minimum_remainder
+    # Where address space is limited (ulimit -v, strict overcommit) fewer records have to do.
+    while records >= LEAST_RECORDS:
+        arena.blocks = <Block*> lazy_reserve(records * sizeof(Block))
+        if arena.blocks != NULL:
+            arena.buckets = <uint32_t*> lazy_reserve(2 * records * sizeof(uint32_t))
+            if arena.buckets != NULL:
+                break
+            lazy_release(arena.blocks, records * sizeof(Block))
+        records >>= 1
+    if records < LEAST_RECORDS:
+        lazy_release(arena, sizeof(Arena))
+        return NULL
+    arena.capacity = <BlockId> records
+    arena.fresh = 1               # 0 is the sentinel
+    arena.bucket_capacity = <uint32_t> (2 * records)
+    arena.bucket_count = FIRST_BUCKETS
+    arena.bucket_mask = FIRST_BUCKETS - 1
+    return arena
+
+
+cdef void arena_delete(Arena* arena) noexcept nogil:
+    lazy_release(arena.blocks, arena.capacity * sizeof(Block))
+    lazy_release(arena.buckets, arena.bucket_capacity * sizeof(uint32_t))
+    lazy_release(arena, sizeof(Arena))
+
+
+cdef void _split_bucket(Arena* arena) noexcept nogil:
+    """Add one bucket, and move into it what belongs there from the one it splits off."""
+    cdef uint32_t added = arena.bucket_count
+    cdef uint32_t* link
+    cdef BlockId block_id
+    cdef Block* block
+    if added > arena.bucket_mask:
+        arena.bucket_mask = arena.bucket_mask * 2 + 1
+    arena.bucket_count += 1
+    link = &arena.buckets[added & (arena.bucket_mask >> 1)]
+    while link[0]:
+        block_id = link[0]
+        block = &arena.blocks[block_id]
+        if index_bucket(arena, block.address) == &arena.buckets[added]:
+            link[0] = block.list_next
+            block.list_next = arena.buckets[added]
+            arena.buckets[added] = block_id
+        else:
+            link = &block.list_next
+
+
+cdef void arena_grow_index(Arena* arena) noexcept nogil:
+    """Add the two buckets that one more live block asks for.  Past the capacity chains grow instead."""
+    cdef int i
+    for i in range(2):
+        if arena.bucket_count < arena.bucket_capacity:
+            _split_bucket(arena)
+
+
+cdef BlockId arena_add_segment(Arena* arena, uint64_t address, uint64_t nbytes) noexcept nogil:
+    """Put new memory into the lists as one free block behind an edge; the edge's number.
+
+    0 where no record is left.  The edge stays while the segment does, whatever is cut and merged
+    behind it, and keeps blocks from merging across segments that happen to touch.
+    """
+    cdef BlockId edge_id = record_new(arena)
+    cdef BlockId block_id = record_new(arena) if edge_id else 0
+    cdef Block* edge = &arena.blocks[edge_id]
+    cdef Block* block = &arena.blocks[block_id]
+    if block_id == 0:
+        if edge_id:
+            record_delete(arena, edge_id)
+        return 0
+    edge.address = address
+    edge.nbytes = 0
+    edge.state = BLOCK_EDGE
+    edge.prev = 0
+    edge.next = block_id
+    block.address = address
+    block.nbytes = nbytes
+    block.stamp = 0
+    block.prev = edge_id
+    block.next = 0
+    block.slot = arena.slot
+    block.state = BLOCK_FREE
+    freelist_insert(arena, block_id, block)
+    return edge_id
+
+
+cdef bint arena_remove_segment(Arena* arena, BlockId edge_id, uint64_t nbytes) noexcept nogil:
+    """Forget a segment of `nbytes` if it is one free block."""
+    cdef BlockId block_id = arena.blocks[edge_id].next
+    cdef Block* block = &arena.blocks[block_id]
+    if block.state != BLOCK_FREE or block.nbytes != nbytes:
+        return False
+    freelist_remove(arena, block)
+    record_delete(arena, block_id)
+    record_delete(arena, edge_id)
+    return True
+
+
+cdef inline bint _fits(Block* block, uint64_t nbytes, uint64_t alignment) noexcept nogil:
+    return round_up(block.address, alignment) - block.address + nbytes <= block.nbytes
+
+
+cdef BlockId arena_find_aligned(Arena* arena, uint64_t nbytes, uint64_t alignment) noexcept nogil:
+    """Look through every class that can hold a fitting block, for what `freelist_find` passes over."""
+    cdef uint32_t number
+    cdef uint32_t last = class_of(nbytes + alignment - GRANULE)
+    cdef int looks = SCAN_LIMIT
+    cdef BlockId block_id
+    for number in range(class_of(nbytes), last + 1):
+        block_id = arena.heads[number]
+        while block_id:
+            if _fits(&arena.blocks[block_id], nbytes, alignment):
+                return block_id
+            looks -= 1
+            if looks == 0:
+                return 0
+            block_id = arena.blocks[block_id].list_next
+    return 0
+
+
+cdef BlockId arena_take_aligned(Arena* arena, uint64_t nbytes, uint64_t requested, uint64_t alignment,
+                                uint16_t tag) noexcept nogil:
+    """Lend a block at a multiple of `alignment`, looking harder than `hit_take`; its number, or 0.
+
+    The padding in front stays in the free list.
+    """
+    cdef BlockId block_id = freelist_find(arena, nbytes + alignment - GRANULE)
+    cdef BlockId front_id
+    cdef Block* front
+    cdef uint64_t padding
+    if block_id == 0 or alignment > GRANULE:
+        # With an alignment the smallest block that fits beats the first that surely does.
+        front_id = arena_find_aligned(arena, nbytes, alignment)
+        block_id = front_id if front_id else block_id
+    if block_id == 0:
+        return 0
+    padding = round_up(arena.blocks[block_id].address, alignment) - arena.blocks[block_id].address
+    if padding:
+        front_id = hit_cut(arena, block_id, padding)
+        if front_id == 0:
+            return 0
+        front = &arena.blocks[front_id]
+        front.state = BLOCK_FREE
+        front.stamp = arena.blocks[block_id].stamp
+        front.slot = arena.slot
+        freelist_insert(arena, front_id, front)
+    return hit_take_from(arena, block_id, nbytes, requested, tag)
+
+
+cdef BlockId arena_containing(Arena* arena, BlockId edge_id, uint64_t address) noexcept nogil:
+    """The block of a segment that `address` lies in.  Walks the segment: for error messages only."""
+    cdef BlockId block_id = arena.blocks[edge_id].next
+    while block_id and address - arena.blocks[block_id].address >= arena.blocks[block_id].nbytes:
+        block_id = arena.blocks[block_id].next
+    return block_id

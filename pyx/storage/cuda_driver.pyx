@@ -1,0 +1,111 @@
+"""Driver calls to a real CUDA device.  The only module that cimports cuda.bindings, hence C++.
+
+cuda.bindings declares its functions as able to raise: on one status each Cython would take the GIL and
+look for an exception.  Here they are called through pointers that cannot, and `_settled` clears
+the exception, so that no caller below the interface ever meets Python.
+"""
+from cpython.exc cimport PyErr_Clear
+from cuda.bindings cimport cydriver, cyruntime
+from libc.stdint cimport uint32_t, uint64_t
+
+from vpool._storage.driver cimport STATUS_NEEDS_NEWER_DRIVER, STATUS_OK, Driver
+
+ctypedef int (*malloc_t)(void** address, size_t nbytes) noexcept nogil
+ctypedef int (*free_t)(void* address) noexcept nogil
+ctypedef int (*memory_info_t)(size_t* free, size_t* total) noexcept nogil
+ctypedef int (*get_int_t)(int* value) noexcept nogil
+ctypedef int (*set_int_t)(int value) noexcept nogil
+ctypedef int (*copy_t)(void* to, const void* source, size_t nbytes, int kind) noexcept nogil
+ctypedef int (*fill_t)(uint64_t address, unsigned int word, size_t words, void* stream) noexcept nogil
+ctypedef int (*plain_t)() noexcept nogil
+ctypedef const char* (*name_t)(int status) noexcept nogil
+
+cdef void* LEGACY_STREAM = <void*> 1
+
+
+cdef enum:
+    STATUS_NOT_FOUND = 500        # what cydriver returns where it raises
+
+
+cdef int _settled(int status) noexcept nogil:
+    if status == STATUS_NEEDS_NEWER_DRIVER or status == STATUS_NOT_FOUND:
+        with gil:
+            PyErr_Clear()
+    elif status != STATUS_OK:
+        # The error stays with the thread otherwise, and an unrelated kernel launch would report it.
+        (<plain_t> cyruntime.cudaGetLastError)()
+    return status
+
+
+cdef int _malloc(void* context, uint64_t* address, uint64_t nbytes) noexcept nogil:
+    return _settled((<malloc_t> cyruntime.cudaMalloc)(<void**> address, nbytes))
+
+
+cdef int _free(void* context, uint64_t address, uint64_t nbytes) noexcept nogil:
+    return _settled((<free_t> cyruntime.cudaFree)(<void*> address))
+
+
+cdef int _memory_info(void* context, uint64_t* free, uint64_t* total) noexcept nogil:
+    return _settled((<memory_info_t> cyruntime.cudaMemGetInfo)(<size_t*> free, <size_t*> total))
+
+
+cdef int _device_count(void* context, int* count) noexcept nogil:
+    return _settled((<get_int_t> cyruntime.cudaGetDeviceCount)(count))
+
+
+cdef int _get_device(void* context, int* device) noexcept nogil:
+    return _settled((<get_int_t> cyruntime.cudaGetDevice)(device))
+
+
+cdef int _set_device(void* context, int device) noexcept nogil:
+    return _settled((<set_int_t> cyruntime.cudaSetDevice)(device))
+
+
+cdef int _fill(void* context, uint64_t address, uint32_t word, uint64_t words) noexcept nogil:
+    return _settled((<fill_t> cydriver.cuMemsetD32Async)(address, word, words, LEGACY_STREAM))
+
+
+cdef int _read(void* context, void* host, uint64_t address, uint64_t nbytes) noexcept nogil:
+    return _settled((<copy_t> cyruntime.cudaMemcpy)(
+        host, <const void*> address, nbytes, cyruntime.cudaMemcpyKind.cudaMemcpyDeviceToHost))
+
+
+cdef int _write(void* context, uint64_t address, const void* host, uint64_t nbytes) noexcept nogil:
+    return _settled((<copy_t> cyruntime.cudaMemcpy)(
+        <void*> address, host, nbytes, cyruntime.cudaMemcpyKind.cudaMemcpyHostToDevice))
+
+
+cdef int _synchronize(void* context) noexcept nogil:
+    return _settled((<plain_t> cyruntime.cudaDeviceSynchronize)())
+
+
+cdef const char* _error_name(int status) noexcept nogil:
+    return (<name_t> cyruntime.cudaGetErrorName)(status)
+
+
+cdef class CudaDriver(Driver):
+    """The CUDA runtime of this process, through cuda.bindings.
+
+    Raises
+    ------
+    RuntimeError
+        Where the libraries or the driver are missing; the message says which.
+    """
+
+    def __cinit__(self):
+        cdef int count = 0
+        # Outside the table for once: this call may raise, and tells whether the others can work.
+        cdef int status = <int> cyruntime.cudaGetDeviceCount(&count)
+        if status != STATUS_OK or count == 0:
+            raise RuntimeError(f"no CUDA device: {_error_name(status).decode() if status else 'none found'}")
+        self.table.malloc = _malloc
+        self.table.free = _free
+        self.table.memory_info = _memory_info
+        self.table.device_count = _device_count
+        self.table.get_device = _get_device
+        self.table.set_device = _set_device
+        self.table.fill = _fill
+        self.table.read = _read
+        self.table.write = _write
+        self.table.synchronize = _synchronize
+        self.table.error_name = _error_name

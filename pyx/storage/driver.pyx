@@ -1,0 +1,159 @@
+"""The table of driver calls: counted, timed, and open to injected faults."""
+from libc.stdint cimport uint32_t, uint64_t
+
+from vpool._base.clock cimport now_ns
+from vpool._base.lock cimport atomic_add, atomic_read
+
+from vpool.errors import SourceError
+
+CALL_NAMES = (
+    "malloc", "free", "memory_info", "device_count", "get_device", "set_device", "fill", "read", "write",
+    "synchronize",
+)
+
+
+cdef inline int _refused(Driver driver, Call call) noexcept nogil:
+    """Count a call about to be made; return the status of the fault set for it, or 0."""
+    cdef unsigned long long number = atomic_add(driver.stats[<int> call].calls, 1)
+    cdef Fault* fault = &driver.faults[<int> call]
+    if fault.first and fault.first <= number <= fault.last:
+        return fault.status
+    return STATUS_OK
+
+
+cdef inline int _finished(Driver driver, Call call, uint64_t started, int status) noexcept nogil:
+    atomic_add(driver.stats[<int> call].nanoseconds, now_ns() - started)
+    if status != STATUS_OK:
+        atomic_add(driver.stats[<int> call].failures, 1)
+    return status
+
+
+cdef class Driver:
+    """A table of driver calls.  Subclasses fill it; tests replace it.
+
+    Thread safety: calls may be made from any thread, without the GIL, and under no lock.
+    """
+
+    cdef int malloc(self, uint64_t* address, uint64_t nbytes) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_MALLOC)
+        if status == STATUS_OK:
+            status = self.table.malloc(self.context, address, nbytes)
+        return _finished(self, CALL_MALLOC, started, status)
+
+    cdef int free(self, uint64_t address, uint64_t nbytes) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_FREE)
+        if status == STATUS_OK:
+            status = self.table.free(self.context, address, nbytes)
+        return _finished(self, CALL_FREE, started, status)
+
+    cdef int memory_info(self, uint64_t* free, uint64_t* total) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_MEMORY_INFO)
+        if status == STATUS_OK:
+            status = self.table.memory_info(self.context, free, total)
+        return _finished(self, CALL_MEMORY_INFO, started, status)
+
+    cdef int device_count(self, int* count) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_DEVICE_COUNT)
+        if status == STATUS_OK:
+            status = self.table.device_count(self.context, count)
+        return _finished(self, CALL_DEVICE_COUNT, started, status)
+
+    cdef int get_device(self, int* device) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_GET_DEVICE)
+        if status == STATUS_OK:
+            status = self.table.get_device(self.context, device)
+        return _finished(self, CALL_GET_DEVICE, started, status)
+
+    cdef int set_device(self, int device) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_SET_DEVICE)
+        if status == STATUS_OK:
+            status = self.table.set_device(self.context, device)
+        return _finished(self, CALL_SET_DEVICE, started, status)
+
+    cdef int fill(self, uint64_t address, uint32_t word, uint64_t words) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_FILL)
+        if status == STATUS_OK:
+            status = self.table.fill(self.context, address, word, words)
+        return _finished(self, CALL_FILL, started, status)
+
+    cdef int read(self, void* host, uint64_t address, uint64_t nbytes) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_READ)
+        if status == STATUS_OK:
+            status = self.table.read(self.context, host, address, nbytes)
+        return _finished(self, CALL_READ, started, status)
+
+    cdef int write(self, uint64_t address, const void* host, uint64_t nbytes) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_WRITE)
+        if status == STATUS_OK:
+            status = self.table.write(self.context, address, host, nbytes)
+        return _finished(self, CALL_WRITE, started, status)
+
+    cdef int synchronize(self) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_SYNCHRONIZE)
+        if status == STATUS_OK:
+            status = self.table.synchronize(self.context)
+        return _finished(self, CALL_SYNCHRONIZE, started, status)
+
+    def error_name(self, int status):
+        """Name of a status code, as CUDA spells it."""
+        return self.table.error_name(status).decode()
+
+    def devices(self):
+        """The thread's current device and the number of devices.
+
+        Raises
+        ------
+        SourceError
+            Where the driver does not answer.
+        """
+        cdef int current = 0
+        cdef int count = 0
+        cdef int status
+        with nogil:
+            status = self.device_count(&count)
+            if status == STATUS_OK:
+                status = self.get_device(&current)
+        if status != STATUS_OK:
+            raise SourceError(f"the driver cannot tell its devices: {self.error_name(status)}", self.error_name(status))
+        return current, count
+
+    def calls(self):
+        """Figures of each call: a dict of ``(calls, failures, nanoseconds)`` by name."""
+        return {
+            name: (
+                atomic_read(self.stats[kind].calls),
+                atomic_read(self.stats[kind].failures),
+                atomic_read(self.stats[kind].nanoseconds),
+            )
+            for kind, name in enumerate(CALL_NAMES)
+        }
+
+    def fail(self, call, int status=STATUS_OUT_OF_MEMORY, unsigned long long after=0, unsigned long long times=1):
+        """Make a later call fail without reaching the device.
+
+        Parameters
+        ----------
+        call : str
+            Name of the call, one of `CALL_NAMES`.
+        status : int
+            What it returns instead; the default is out of memory.
+        after : int
+            How many further calls succeed first.
+        times : int
+            How many calls fail, from then on; 0 takes the fault away.
+        """
+        cdef int kind = CALL_NAMES.index(call)
+        cdef Fault* fault = &self.faults[kind]
+        fault.status = status
+        fault.last = self.stats[kind].calls + after + times
+        fault.first = self.stats[kind].calls + after + 1 if times else 0

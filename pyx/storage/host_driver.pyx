@@ -1,0 +1,113 @@
+"""Driver calls over ordinary memory: page-aligned, zeroed on first touch, really writable."""
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memcpy
+from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
+from posix.unistd cimport _SC_PAGESIZE, sysconf
+
+from vpool._storage.driver cimport (
+    STATUS_INVALID_DEVICE,
+    STATUS_INVALID_VALUE,
+    STATUS_NEEDS_NEWER_DRIVER,
+    STATUS_OK,
+    STATUS_OUT_OF_MEMORY,
+    Driver,
+)
+
+cdef extern from "unistd.h" nogil:
+    int _SC_PHYS_PAGES
+    int _SC_AVPHYS_PAGES
+
+
+cdef const char* status_name(int status) noexcept nogil:
+    """CUDA's name of the statuses that a driver without CUDA gives."""
+    if status == STATUS_OK:
+        return b"cudaSuccess"
+    if status == STATUS_INVALID_VALUE:
+        return b"cudaErrorInvalidValue"
+    if status == STATUS_OUT_OF_MEMORY:
+        return b"cudaErrorMemoryAllocation"
+    if status == STATUS_NEEDS_NEWER_DRIVER:
+        return b"cudaErrorCallRequiresNewerDriver"
+    if status == STATUS_INVALID_DEVICE:
+        return b"cudaErrorInvalidDevice"
+    return b"cudaErrorUnknown"
+
+
+cdef int host_map(uint64_t* address, uint64_t nbytes) noexcept nogil:
+    cdef void* base = mmap(NULL, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+    if base == MAP_FAILED:
+        return STATUS_OUT_OF_MEMORY
+    address[0] = <uint64_t> base
+    return STATUS_OK
+
+
+cdef int host_unmap(uint64_t address, uint64_t nbytes) noexcept nogil:
+    return STATUS_OK if munmap(<void*> address, nbytes) == 0 else STATUS_INVALID_VALUE
+
+
+cdef int host_fill(void* context, uint64_t address, uint32_t word, uint64_t words) noexcept nogil:
+    cdef uint32_t* memory = <uint32_t*> address
+    cdef uint64_t i
+    for i in range(words):
+        memory[i] = word
+    return STATUS_OK
+
+
+cdef int host_read(void* context, void* host, uint64_t address, uint64_t nbytes) noexcept nogil:
+    memcpy(host, <const void*> address, nbytes)
+    return STATUS_OK
+
+
+cdef int host_write(void* context, uint64_t address, const void* host, uint64_t nbytes) noexcept nogil:
+    memcpy(<void*> address, host, nbytes)
+    return STATUS_OK
+
+
+cdef int _malloc(void* context, uint64_t* address, uint64_t nbytes) noexcept nogil:
+    return host_map(address, nbytes)
+
+
+cdef int _free(void* context, uint64_t address, uint64_t nbytes) noexcept nogil:
+    return host_unmap(address, nbytes)
+
+
+cdef int _memory_info(void* context, uint64_t* free, uint64_t* total) noexcept nogil:
+    cdef uint64_t page = sysconf(_SC_PAGESIZE)
+    free[0] = page * <uint64_t> sysconf(_SC_AVPHYS_PAGES)
+    total[0] = page * <uint64_t> sysconf(_SC_PHYS_PAGES)
+    return STATUS_OK
+
+
+cdef int one_device_count(void* context, int* count) noexcept nogil:
+    count[0] = 1
+    return STATUS_OK
+
+
+cdef int one_device_get(void* context, int* device) noexcept nogil:
+    device[0] = 0
+    return STATUS_OK
+
+
+cdef int one_device_set(void* context, int device) noexcept nogil:
+    return STATUS_OK if device == 0 else STATUS_INVALID_DEVICE
+
+
+cdef int nothing_to_wait_for(void* context) noexcept nogil:
+    return STATUS_OK
+
+
+cdef class HostDriver(Driver):
+    """Anonymous mappings of this process."""
+
+    def __cinit__(self):
+        self.table.malloc = _malloc
+        self.table.free = _free
+        self.table.memory_info = _memory_info
+        self.table.device_count = one_device_count
+        self.table.get_device = one_device_get
+        self.table.set_device = one_device_set
+        self.table.fill = host_fill
+        self.table.read = host_read
+        self.table.write = host_write
+        self.table.synchronize = nothing_to_wait_for
+        self.table.error_name = status_name

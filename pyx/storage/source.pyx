@@ -1,0 +1,131 @@
+"""Sources: one kind so far, whose range and handle are one allocation of the driver."""
+from libc.stdint cimport uint32_t, uint64_t
+
+from vpool._storage.driver cimport STATUS_OK, Driver
+
+
+cdef class Source:
+    """Memory of one device, in ranges and handles.
+
+    A range is address space, a handle is memory; `map` puts the one into the other.  This class is
+    the source of drivers such as cudaMalloc, which give both at once: one range with one handle.
+    Calls go to the pool's own device, whatever the caller's current device is, and that one is
+    restored.
+
+    Thread safety: every method may be called from any thread, without the GIL, and under no lock.
+    """
+
+    def __cinit__(self, Driver driver not None, str name not None, int device=0, *,
+                  bint host_accessible=False, bint has_memory=True):
+        self.driver = driver
+        self.name = name
+        self.device = device
+        self.host_accessible = host_accessible
+        self.has_memory = has_memory
+
+    def __repr__(self):
+        return f"<vpool source {self.name!r} of device {self.device}>"
+
+    cdef int _enter_device(self, int* previous) noexcept nogil:
+        """Make this source's device the thread's current one."""
+        cdef int status = self.driver.get_device(previous)
+        if status == STATUS_OK and previous[0] != self.device:
+            status = self.driver.set_device(self.device)
+        return status
+
+    cdef int _leave_device(self, int previous, int status) noexcept nogil:
+        """Restore the thread's current device; `status` is of the call between, and goes first."""
+        cdef int restored = STATUS_OK
+        if previous != self.device:
+            restored = self.driver.set_device(previous)
+        return restored if status == STATUS_OK else status
+
+    cdef int reserve(self, uint64_t nbytes, Range* span) noexcept nogil:
+        span.address = 0
+        span.nbytes = nbytes
+        return STATUS_OK
+
+    cdef int create(self, uint64_t nbytes, Handle* handle) noexcept nogil:
+        cdef int previous
+        cdef int status = self._enter_device(&previous)
+        if status != STATUS_OK:
+            return status
+        handle.nbytes = nbytes
+        status = self.driver.malloc(&handle.token, nbytes)
+        if status != STATUS_OK:
+            return self._leave_device(previous, status)
+        status = self._leave_device(previous, STATUS_OK)
+        if status != STATUS_OK:
+            self.driver.free(handle.token, nbytes)
+        return status
+
+    cdef int map(self, Range* span, uint64_t offset, Handle* handle) noexcept nogil:
+        span.address = handle.token
+        return STATUS_OK
+
+    cdef int unmap(self, Range* span, uint64_t offset, Handle* handle) noexcept nogil:
+        span.address = 0
+        return STATUS_OK
+
+    cdef int release(self, Handle* handle) noexcept nogil:
+        cdef int previous
+        cdef int status = self._enter_device(&previous)
+        if status != STATUS_OK:
+            return status
+        return self._leave_device(previous, self.driver.free(handle.token, handle.nbytes))
+
+    cdef int unreserve(self, Range* span) noexcept nogil:
+        return STATUS_OK
+
+    cdef int acquire(self, uint64_t nbytes, Range* span, Handle* handle) noexcept nogil:
+        """A range of `nbytes` with memory under the whole of it.  All or nothing."""
+        cdef int status = self.reserve(nbytes, span)
+        if status != STATUS_OK:
+            return status
+        status = self.create(nbytes, handle)
+        if status == STATUS_OK:
+            status = self.map(span, 0, handle)
+            if status == STATUS_OK:
+                return STATUS_OK
+            self.release(handle)
+        self.unreserve(span)
+        return status
+
+    cdef int surrender(self, Range* span, Handle* handle) noexcept nogil:
+        """Give back what `acquire` gave.  Goes on after a failure and returns the first."""
+        cdef int first = self.unmap(span, 0, handle)
+        cdef int status = self.release(handle)
+        if first == STATUS_OK:
+            first = status
+        status = self.unreserve(span)
+        return status if first == STATUS_OK else first
+
+    cdef int memory_info(self, uint64_t* free, uint64_t* total) noexcept nogil:
+        cdef int previous
+        cdef int status = self._enter_device(&previous)
+        if status != STATUS_OK:
+            return status
+        return self._leave_device(previous, self.driver.memory_info(free, total))
+
+    cdef int wait_for_stream(self, uint64_t stream) noexcept nogil:
+        """Return when the work that was queued on `stream` is complete."""
+        cdef int previous
+        cdef int status = self._enter_device(&previous)
+        if status != STATUS_OK:
+            return status
+        # The whole device: right for every stream, also for one that is gone.
+        return self._leave_device(previous, self.driver.synchronize())
+
+    cdef int fill(self, uint64_t address, uint32_t word, uint64_t words) noexcept nogil:
+        cdef int previous
+        cdef int status = self._enter_device(&previous)
+        if status != STATUS_OK:
+            return status
+        return self._leave_device(previous, self.driver.fill(address, word, words))
+
+    cdef int read(self, void* host, uint64_t address, uint64_t nbytes) noexcept nogil:
+        cdef int previous
+        cdef int status = self._enter_device(&previous)
+        if status != STATUS_OK:
+            return status
+        return self._leave_device(previous, self.driver.read(host, address, nbytes))

@@ -1,0 +1,52 @@
+"""vpool: a GPU memory pool for Python."""
+
+from vpool import sources
+from vpool._interface.pool import Buffer, Pool, pools
+from vpool.defaults import allocate, deallocate, default_pool, empty, inspect, set_default_pool
+from vpool.errors import (
+    ClosedPoolError,
+    DoubleFreeError,
+    Error,
+    ForeignPointerError,
+    ForkedProcessError,
+    FormatError,
+    InvalidPointerError,
+    OutOfMemoryError,
+    SourceError,
+)
+from vpool.report import Report
+from vpool.strategies import Dynamic
+
+__all__ = [
+    "Buffer",
+    "ClosedPoolError",
+    "DoubleFreeError",
+    "Dynamic",
+    "Error",
+    "ForeignPointerError",
+    "ForkedProcessError",
+    "FormatError",
+    "InvalidPointerError",
+    "OutOfMemoryError",
+    "Pool",
+    "Report",
+    "SourceError",
+    "allocate",
+    "deallocate",
+    "default_pool",
+    "empty",
+    "get_include",
+    "inspect",
+    "pools",
+    "set_default_pool",
+    "sources",
+]
+
+__version__ = "0.1.0"
+
+
+def get_include():
+    """Folder to put into Cython's include path, for ``cimport vpool``."""
+    from pathlib import Path
+
+    return str(Path(__file__).resolve().parent.parent)

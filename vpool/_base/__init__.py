@@ -1,0 +1,1 @@
+"""Declarations that every layer shares: block records, words, the lock."""

@@ -1,0 +1,1 @@
+"""Interface layer: pools, buffers, snapshots, and what replays and measures them."""

@@ -1,0 +1,1 @@
+"""Management layer: block records, free lists, address index, arenas, growth."""

@@ -1,0 +1,58 @@
+"""An arena: the blocks of one stream slot, their free lists and address index, under one lock.
+
+The path of an allocation that hits is `hit_take`, of a free `index_remove` and `hit_put`.  All of it is
+inline and O(1): a bitmap look-up and at most one cut; an index look-up and at most two merges.
+"""
+from libc.stdint cimport uint16_t, uint32_t, uint64_t
+
+from vpool._base.lock cimport SpinLock
+from vpool._base.types cimport Block, BlockId
+
+cdef enum:
+    CLASS_BITS = 5
+    CLASSES_PER_ROW = 1 << CLASS_BITS
+    ROWS = 52                     # sizes up to 2**63 - 1 in granules of 2**8
+
+cdef struct Arena:
+    # Guards every field below and every record of this arena's blocks; `_base/lock.pxd` has the rule.
+    # Order: a pool's `CoreState.lock` first, then an arena's; several arenas only under that, by rising slot.
+    SpinLock lock
+    uint16_t slot
+    # Records: a slab that never moves, mapped as it is touched.
+    BlockId fresh                 # the first record that was never used
+    BlockId capacity
+    BlockId spare                 # records given back, linked by `next`
+    Block* blocks
+    # Address index of the live blocks: linear hashing, chained through the records.
+    uint32_t* buckets
+    uint32_t bucket_count
+    uint32_t bucket_mask          # the smallest 2**k - 1 that is not below bucket_count - 1
+    uint32_t bucket_capacity
+    uint32_t live_blocks
+    uint32_t free_blocks
+    uint64_t minimum_remainder    # bytes; a smaller rest stays with the block and counts as internal waste
+    # Counters.  Written under the lock, read by `stats` without it.
+    uint64_t allocated_bytes
+    uint64_t requested_bytes
+    uint64_t peak_allocated_bytes
+    uint64_t peak_requested_bytes
+    uint64_t served_bytes         # of every block ever lent
+    uint64_t allocations
+    uint64_t sequence             # number of the latest free
+    # Segregated free lists: bit c of columns[r] says that heads[32 r + c] is not empty, bit r of rows
+    # that columns[r] is not zero.
+    uint64_t rows
+    uint32_t columns[<int> ROWS]
+    BlockId heads[<int> ROWS * <int> CLASSES_PER_ROW]
+
+
+# In the module, for what is rare.
+cdef Arena* arena_new(uint16_t slot, uint64_t minimum_remainder) noexcept nogil
+cdef void arena_delete(Arena* arena) noexcept nogil
+cdef void arena_grow_index(Arena* arena) noexcept nogil
+cdef BlockId arena_add_segment(Arena* arena, uint64_t address, uint64_t nbytes) noexcept nogil
+cdef bint arena_remove_segment(Arena* arena, BlockId edge_id, uint64_t nbytes) noexcept nogil
+cdef BlockId arena_find_aligned(Arena* arena, uint64_t nbytes, uint64_t alignment) noexcept nogil
+cdef BlockId arena_take_aligned(Arena* arena, uint64_t nbytes, uint64_t requested, uint64_t alignment,
+                                uint16_t tag) noexcept nogil
+cdef BlockId arena_containing(Arena* arena, BlockId edge_id, uint64_t address) noexcept nogil

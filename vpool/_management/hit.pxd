@@ -1,0 +1,102 @@
+"""The hot path: a free block lent, a live block taken back.  The arena's lock is held.
+
+A block that is cut keeps its record for the rest, and neighbours that merge keep a listed record, so
+that a free block whose class does not change stays where it is in its list.
+"""
+from libc.stdint cimport uint16_t, uint64_t
+
+from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, Block, BlockId
+from vpool._management.arena cimport Arena
+from vpool._management.freelist cimport freelist_find, freelist_insert, freelist_remove, freelist_resize
+from vpool._management.index cimport index_insert
+from vpool._management.record cimport record_delete, record_new
+
+
+cdef inline BlockId hit_cut(Arena* arena, BlockId block_id, uint64_t nbytes) noexcept nogil:
+    """Cut the first `nbytes` off a listed free block; the unlisted front's number, or 0 for want of a record."""
+    cdef BlockId front_id = record_new(arena)
+    cdef Block* block = &arena.blocks[block_id]
+    cdef Block* front = &arena.blocks[front_id]
+    if front_id == 0:
+        return 0
+    front.address = block.address
+    front.nbytes = nbytes
+    front.prev = block.prev
+    front.next = block_id
+    arena.blocks[block.prev].next = front_id
+    block.prev = front_id
+    block.address += nbytes
+    freelist_resize(arena, block_id, block, block.nbytes - nbytes)
+    return front_id
+
+
+cdef inline BlockId hit_take_from(Arena* arena, BlockId block_id, uint64_t nbytes, uint64_t requested,
+                                  uint16_t tag) noexcept nogil:
+    """Lend the first `nbytes` of a listed free block, or all of it where the rest is too small to keep."""
+    cdef Block* block = &arena.blocks[block_id]
+    cdef BlockId front_id = 0
+    if block.nbytes - nbytes >= arena.minimum_remainder:
+        front_id = hit_cut(arena, block_id, nbytes)
+    if front_id:
+        block_id = front_id
+        block = &arena.blocks[front_id]
+    else:
+        freelist_remove(arena, block)
+    block.state = BLOCK_LIVE
+    block.stamp = requested
+    block.tag = tag
+    block.slot = arena.slot
+    index_insert(arena, block_id, block)
+    arena.allocations += 1
+    arena.served_bytes += requested
+    arena.allocated_bytes += block.nbytes
+    arena.requested_bytes += requested
+    if arena.allocated_bytes > arena.peak_allocated_bytes:
+        arena.peak_allocated_bytes = arena.allocated_bytes
+    if arena.requested_bytes > arena.peak_requested_bytes:
+        arena.peak_requested_bytes = arena.requested_bytes
+    return block_id
+
+
+cdef inline BlockId hit_take(Arena* arena, uint64_t nbytes, uint64_t requested, uint16_t tag) noexcept nogil:
+    """Lend a block of `nbytes`, a multiple of the granule; its number, or 0 where none fits."""
+    cdef BlockId block_id = freelist_find(arena, nbytes)
+    return hit_take_from(arena, block_id, nbytes, requested, tag) if block_id else 0
+
+
+cdef inline void hit_put(Arena* arena, BlockId block_id) noexcept nogil:
+    """Take back a block that `index_remove` has just taken out of the index."""
+    cdef Block* block = &arena.blocks[block_id]
+    cdef BlockId prev_id = block.prev
+    cdef BlockId next_id = block.next
+    cdef Block* prev = &arena.blocks[prev_id]
+    cdef Block* next = &arena.blocks[next_id]
+    cdef uint64_t nbytes = block.nbytes
+    arena.allocated_bytes -= nbytes
+    arena.requested_bytes -= block.stamp
+    arena.sequence += 1
+    # A segment begins with an edge, and the sentinel is what follows its last block: neither is free.
+    if prev.state == BLOCK_FREE:
+        if next.state == BLOCK_FREE:
+            freelist_remove(arena, next)
+            nbytes += next.nbytes
+            record_delete(arena, block_id)
+            block_id = next_id
+            next_id = next.next
+        prev.next = next_id
+        arena.blocks[next_id].prev = prev_id
+        prev.stamp = arena.sequence
+        freelist_resize(arena, prev_id, prev, prev.nbytes + nbytes)
+        record_delete(arena, block_id)
+    elif next.state == BLOCK_FREE:
+        prev.next = next_id
+        next.prev = prev_id
+        next.address = block.address
+        next.stamp = arena.sequence
+        freelist_resize(arena, next_id, next, next.nbytes + nbytes)
+        record_delete(arena, block_id)
+    else:
+        block.generation += 1
+        block.state = BLOCK_FREE
+        block.stamp = arena.sequence
+        freelist_insert(arena, block_id, block)

@@ -1,0 +1,1 @@
+"""Storage layer: where memory comes from."""

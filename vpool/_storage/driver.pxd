@@ -1,0 +1,64 @@
+"""The table of driver calls: the one way from vpool to a device, counted, timed and replaceable."""
+from libc.stdint cimport uint32_t, uint64_t
+
+# Status codes are CUDA's; sources that are no CUDA use the same numbers.
+cdef enum:
+    STATUS_OK = 0
+    STATUS_INVALID_VALUE = 1
+    STATUS_OUT_OF_MEMORY = 2
+    STATUS_NEEDS_NEWER_DRIVER = 36
+    STATUS_INVALID_DEVICE = 101
+
+cdef enum Call:
+    CALL_MALLOC
+    CALL_FREE
+    CALL_MEMORY_INFO
+    CALL_DEVICE_COUNT
+    CALL_GET_DEVICE
+    CALL_SET_DEVICE
+    CALL_FILL
+    CALL_READ
+    CALL_WRITE
+    CALL_SYNCHRONIZE
+    CALL_KINDS
+
+cdef struct DriverTable:
+    # Each returns a status.  `context` is the driver's own state, NULL for the real CUDA.
+    int (*malloc)(void* context, uint64_t* address, uint64_t nbytes) noexcept nogil
+    int (*free)(void* context, uint64_t address, uint64_t nbytes) noexcept nogil
+    int (*memory_info)(void* context, uint64_t* free, uint64_t* total) noexcept nogil
+    int (*device_count)(void* context, int* count) noexcept nogil
+    int (*get_device)(void* context, int* device) noexcept nogil
+    int (*set_device)(void* context, int device) noexcept nogil
+    int (*fill)(void* context, uint64_t address, uint32_t word, uint64_t words) noexcept nogil
+    int (*read)(void* context, void* host, uint64_t address, uint64_t nbytes) noexcept nogil
+    int (*write)(void* context, uint64_t address, const void* host, uint64_t nbytes) noexcept nogil
+    int (*synchronize)(void* context) noexcept nogil
+    const char* (*error_name)(int status) noexcept nogil
+
+cdef struct CallStats:
+    unsigned long long calls
+    unsigned long long failures
+    unsigned long long nanoseconds
+
+cdef struct Fault:
+    unsigned long long first      # the number of the call that fails first, counted from 1; 0: none
+    unsigned long long last       # and of the last one
+    int status                    # what it returns
+
+cdef class Driver:
+    cdef DriverTable table
+    cdef void* context
+    cdef CallStats stats[<int> CALL_KINDS]
+    cdef Fault faults[<int> CALL_KINDS]
+
+    cdef int malloc(self, uint64_t* address, uint64_t nbytes) noexcept nogil
+    cdef int free(self, uint64_t address, uint64_t nbytes) noexcept nogil
+    cdef int memory_info(self, uint64_t* free, uint64_t* total) noexcept nogil
+    cdef int device_count(self, int* count) noexcept nogil
+    cdef int get_device(self, int* device) noexcept nogil
+    cdef int set_device(self, int device) noexcept nogil
+    cdef int fill(self, uint64_t address, uint32_t word, uint64_t words) noexcept nogil
+    cdef int read(self, void* host, uint64_t address, uint64_t nbytes) noexcept nogil
+    cdef int write(self, uint64_t address, const void* host, uint64_t nbytes) noexcept nogil
+    cdef int synchronize(self) noexcept nogil

@@ -1,0 +1,36 @@
+"""What a source is: ranges of address space, and handles of memory that are mapped into them."""
+from libc.stdint cimport uint32_t, uint64_t
+
+from vpool._storage.driver cimport Driver
+
+cdef struct Range:
+    uint64_t address              # 0 until a source whose memory brings its own addresses maps it
+    uint64_t nbytes
+
+cdef struct Handle:
+    uint64_t token                # the source's own name for the memory
+    uint64_t nbytes
+
+
+cdef class Source:
+    cdef readonly Driver driver
+    cdef readonly str name
+    cdef readonly int device
+    cdef readonly bint host_accessible    # the CPU can read and write at the addresses
+    cdef readonly bint has_memory         # there is something at the addresses
+
+    cdef int _enter_device(self, int* previous) noexcept nogil
+    cdef int _leave_device(self, int previous, int status) noexcept nogil
+    # Each returns a status; none may be called under a lock.
+    cdef int reserve(self, uint64_t nbytes, Range* span) noexcept nogil
+    cdef int create(self, uint64_t nbytes, Handle* handle) noexcept nogil
+    cdef int map(self, Range* span, uint64_t offset, Handle* handle) noexcept nogil
+    cdef int unmap(self, Range* span, uint64_t offset, Handle* handle) noexcept nogil
+    cdef int release(self, Handle* handle) noexcept nogil
+    cdef int unreserve(self, Range* span) noexcept nogil
+    cdef int acquire(self, uint64_t nbytes, Range* span, Handle* handle) noexcept nogil
+    cdef int surrender(self, Range* span, Handle* handle) noexcept nogil
+    cdef int memory_info(self, uint64_t* free, uint64_t* total) noexcept nogil
+    cdef int wait_for_stream(self, uint64_t stream) noexcept nogil
+    cdef int fill(self, uint64_t address, uint32_t word, uint64_t words) noexcept nogil
+    cdef int read(self, void* host, uint64_t address, uint64_t nbytes) noexcept nogil

@@ -1,0 +1,79 @@
+"""The default pool of each device, and the functions that use it."""
+
+import threading
+
+from vpool._interface.pool import Pool
+from vpool.sources import current_device, resolve
+
+__all__ = ["allocate", "deallocate", "default_pool", "empty", "inspect", "set_default_pool"]
+
+_defaults: dict[int, Pool] = {}
+_making = threading.Lock()
+
+
+def default_pool(device=None):
+    """The default pool of a device, made on first use.
+
+    Parameters
+    ----------
+    device : int, optional
+        Ordinal; the thread's current device if not given.
+
+    Returns
+    -------
+    Pool
+    """
+    ordinal = current_device() if device is None else device
+    pool = _defaults.get(ordinal)
+    if pool is None or pool.closed:
+        with _making:
+            pool = _defaults.get(ordinal)
+            if pool is None or pool.closed:
+                pool = Pool(source=resolve(None, ordinal), name=f"default-{ordinal}")
+                _defaults[ordinal] = pool
+    return pool
+
+
+def set_default_pool(pool):
+    """Make `pool` the default of its device; the one before stays open.
+
+    Returns
+    -------
+    Pool or None
+        The default before, if one was made.
+    """
+    if not isinstance(pool, Pool):
+        raise TypeError(f"a default pool is a vpool.Pool, not {type(pool).__name__}")
+    with _making:
+        before = _defaults.get(pool.device)
+        _defaults[pool.device] = pool
+    return before
+
+
+def allocate(nbytes, stream=None, alignment=256):
+    """Lend a block of the current device's default pool: see `Pool.allocate`."""
+    return default_pool().allocate(nbytes, stream, alignment)
+
+
+def deallocate(ptr, stream=None):
+    """Give a block back to the current device's default pool: see `Pool.deallocate`."""
+    default_pool().deallocate(ptr, stream)
+
+
+def empty(nbytes, stream=None):
+    """Lend a `Buffer` of the current device's default pool: see `Pool.empty`."""
+    return default_pool().empty(nbytes, stream)
+
+
+def inspect(device=None):
+    """The report of a default pool.
+
+    Parameters
+    ----------
+    device : int or "all", optional
+        Ordinal; the thread's current device if not given.  ``"all"`` gives a dict of reports by
+        ordinal, of each device that has a default pool.
+    """
+    if device == "all":
+        return {ordinal: pool.inspect() for ordinal, pool in sorted(_defaults.items())}
+    return default_pool(device).inspect()

@@ -1,0 +1,94 @@
+"""The exceptions of vpool.
+
+Error
+├── OutOfMemoryError        also a MemoryError
+├── InvalidPointerError     also a ValueError
+│   ├── DoubleFreeError
+│   └── ForeignPointerError
+├── ClosedPoolError         also a RuntimeError
+├── ForkedProcessError      also a RuntimeError
+├── SourceError             also a RuntimeError
+└── FormatError             also a ValueError
+
+After any of them no live block, limit or live figure has changed; caches may have been given back.
+"""
+
+__all__ = [
+    "ClosedPoolError",
+    "DoubleFreeError",
+    "Error",
+    "ForeignPointerError",
+    "ForkedProcessError",
+    "FormatError",
+    "InvalidPointerError",
+    "OutOfMemoryError",
+    "SourceError",
+]
+
+
+class Error(Exception):
+    """Root of vpool's exceptions."""
+
+
+class OutOfMemoryError(Error, MemoryError):
+    """The pool cannot serve a request.
+
+    Attributes
+    ----------
+    requested : int
+        Bytes that were asked for.
+    report : vpool.Report or None
+        The pool at that moment.  It holds figures and no memory.
+    steps : tuple of str
+        What the pool tried, in order.
+    """
+
+    def __init__(self, message, requested=0, report=None, steps=()):
+        super().__init__(message)
+        self.requested = requested
+        self.report = report
+        self.steps = tuple(steps)
+
+    def __reduce__(self):
+        return type(self), (self.args[0], self.requested, self.report, self.steps)
+
+
+class InvalidPointerError(Error, ValueError):
+    """An address that is not a live block of this pool."""
+
+
+class DoubleFreeError(InvalidPointerError):
+    """An address whose block is free already."""
+
+
+class ForeignPointerError(InvalidPointerError):
+    """An address that this pool never gave: of somebody else, or inside a block."""
+
+
+class ClosedPoolError(Error, RuntimeError):
+    """The pool was closed."""
+
+
+class ForkedProcessError(Error, RuntimeError):
+    """The pool belongs to the parent process."""
+
+
+class SourceError(Error, RuntimeError):
+    """A driver call failed.
+
+    Attributes
+    ----------
+    name : str
+        CUDA's name of the error, as ``"cudaErrorIllegalAddress"``.
+    """
+
+    def __init__(self, message, name=""):
+        super().__init__(message)
+        self.name = name
+
+    def __reduce__(self):
+        return type(self), (self.args[0], self.name)
+
+
+class FormatError(Error, ValueError):
+    """A file that cannot be read; the message names the place in it."""

@@ -1,0 +1,123 @@
+"""Sources: where a pool's memory comes from.
+
+A name (``"cuda"``, ``"host"``, ``"simulated"``) means a source with its default options; the functions
+here build one with options.
+"""
+
+import operator
+
+from vpool._storage.host_driver import HostDriver
+from vpool._storage.simulated_driver import SimulatedDriver
+from vpool._storage.source import Source
+from vpool.errors import SourceError
+from vpool.sizes import parse_size
+
+__all__ = ["Cuda", "Host", "Simulated", "Source", "current_device", "resolve"]
+
+_UNBOUNDED = 2**62
+
+_cuda_driver = None
+_cuda_missing = None
+
+
+def _load_cuda():
+    """The one driver table of this process's CUDA; SourceError where there is none."""
+    global _cuda_driver, _cuda_missing
+    if _cuda_driver is None and _cuda_missing is None:
+        try:
+            from vpool._storage.cuda_driver import CudaDriver
+
+            _cuda_driver = CudaDriver()
+        except (ImportError, RuntimeError) as reason:
+            _cuda_missing = str(reason)
+    if _cuda_driver is None:
+        raise SourceError(f"CUDA cannot be used here: {_cuda_missing}", "cudaErrorNoDevice")
+    return _cuda_driver
+
+
+def Cuda(device=None):
+    """cudaMalloc and cudaFree on one device.
+
+    Parameters
+    ----------
+    device : int, optional
+        Ordinal; the thread's current device if not given.
+
+    Raises
+    ------
+    SourceError
+        Where CUDA cannot be used; the message says why.
+    ValueError
+        For a device that is not there; the message says how many there are.
+    """
+    driver = _load_cuda()
+    return Source(driver, "cuda", _ordinal(driver, device))
+
+
+def Host():
+    """Ordinary memory of this process, page-aligned and writable."""
+    return Source(HostDriver(), "host", host_accessible=True)
+
+
+def Simulated(capacity=None, *, base_offset=0):
+    """Addresses without memory, for replay, tuning and tests.
+
+    Parameters
+    ----------
+    capacity : int or str, optional
+        Bytes that the device has; unbounded if not given.
+    base_offset : int
+        Bytes by which the first segment's address is past a multiple of 2 MiB.
+    """
+    size = _UNBOUNDED if capacity is None else parse_size(capacity, "capacity")
+    return Source(SimulatedDriver(size, operator.index(base_offset)), "simulated", has_memory=False)
+
+
+def _ordinal(driver, device):
+    """A device's ordinal, checked; the current one for None."""
+    current, count = driver.devices()
+    if device is None:
+        return current
+    if isinstance(device, bool):
+        raise TypeError("device must be an integer, not a bool")
+    device = operator.index(device)
+    if not 0 <= device < count:
+        raise ValueError(f"no device {device}: this machine has {count}, numbered from 0")
+    return device
+
+
+def current_device():
+    """Ordinal of the calling thread's current device; 0 without CUDA."""
+    try:
+        return _load_cuda().devices()[0]
+    except SourceError:
+        return 0
+
+
+_BY_NAME = {"cuda": Cuda, "host": Host, "simulated": Simulated}
+
+
+def resolve(source=None, device=None):
+    """The source that a name, an object or None means, on the given device.
+
+    None takes the best that works here: ``"cuda"``, else ``"host"``.
+    """
+    if isinstance(source, Source):
+        if device is not None and operator.index(device) != source.device:
+            raise ValueError(f"the source is of device {source.device}, not {device}")
+        return source
+    if source is None:
+        try:
+            return Cuda(device)
+        except SourceError:
+            source = "host"
+    if not isinstance(source, str):
+        raise TypeError(f"source must be a name or a vpool source, not {type(source).__name__}")
+    if source not in _BY_NAME:
+        names = ", ".join(f'"{name}"' for name in sorted(_BY_NAME))
+        raise ValueError(f"no source {source!r}; the sources are {names}")
+    if source == "cuda":
+        return Cuda(device)
+    made = _BY_NAME[source]()
+    _ordinal(made.driver, device)
+    return made
