@@ -14,8 +14,11 @@ from vpool.errors import (
     OutOfMemoryError,
     SourceError,
 )
+from vpool.replay import ReplayResult, replay
 from vpool.report import Report
 from vpool.strategies import Dynamic
+from vpool.trace import Trace
+from vpool.version import __version__
 
 __all__ = [
     "Buffer",
@@ -29,8 +32,11 @@ __all__ = [
     "InvalidPointerError",
     "OutOfMemoryError",
     "Pool",
+    "ReplayResult",
     "Report",
     "SourceError",
+    "Trace",
+    "__version__",
     "allocate",
     "deallocate",
     "default_pool",
@@ -38,11 +44,10 @@ __all__ = [
     "get_include",
     "inspect",
     "pools",
+    "replay",
     "set_default_pool",
     "sources",
 ]
-
-__version__ = "0.1.0"
 
 
 def get_include():

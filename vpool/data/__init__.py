@@ -1,0 +1,1 @@
+"""Recorded traces that come with vpool."""

@@ -1,0 +1,238 @@
+"""Replay: a recorded trace through a real pool."""
+
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+
+from vpool import sources
+from vpool._interface.pool import Pool
+from vpool._interface.replay import Replayer
+from vpool.errors import Error, SourceError
+from vpool.sizes import parse_size
+from vpool.strategies import Dynamic
+from vpool.trace import Trace
+
+__all__ = ["ReplayResult", "replay"]
+
+# Events between two calls of the progress function.
+_CHUNK = 1 << 16
+_STRATEGIES = {"dynamic": Dynamic}
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """What one strategy did with one trace.
+
+    Attributes
+    ----------
+    events, allocations : int
+        Of the trace.
+    peak_live_bytes : int
+        The most requested bytes that are live at once.
+    peak_reserved_bytes, peak_allocated_bytes : int
+        The most that the pool held, and lent, over all passes.
+    reserved_over_live : float
+        peak reserved / peak live; 1 is perfect, 0 where nothing is ever live.
+    source_calls : int
+        Segments asked of the source, refused ones counted, over all passes.
+    external_fragmentation, internal_fragmentation, utilization : float
+        Of the pool at the moment of the first pass when the most bytes are live (see `Report`), or
+        when it ran out of memory.
+    ns_per_event : float or None
+        Nanoseconds of the first pass without driver time; None where patterns were written.
+    oom : dict or None
+        ``event``, ``requested`` and ``live_bytes`` of the request that failed.
+    warm_ns_per_event : list of float or None
+        `ns_per_event` of each pass.
+    driver_calls, driver_ns : list of int
+        Calls of the source's driver in each pass, and the nanoseconds that they took.
+    verified_bytes : int
+        Bytes of the blocks whose pattern was verified, over all passes; 0 without patterns.
+    """
+
+    events: int
+    allocations: int
+    peak_live_bytes: int
+    peak_reserved_bytes: int
+    reserved_over_live: float
+    peak_allocated_bytes: int
+    source_calls: int
+    external_fragmentation: float
+    internal_fragmentation: float
+    utilization: float
+    ns_per_event: float | None
+    oom: dict | None
+    warm_ns_per_event: list
+    driver_calls: list
+    driver_ns: list
+    verified_bytes: int = 0
+
+    def to_dict(self):
+        """The attributes, as plain Python types."""
+        return asdict(self)
+
+
+class PatternError(Error, RuntimeError):
+    """A block did not hold at its end what was written at its start: two owners had its memory."""
+
+
+def strategy_of(strategy):
+    """The strategy that a name or an object means; the default one for None."""
+    if strategy is None:
+        return Dynamic()
+    if isinstance(strategy, str):
+        if strategy not in _STRATEGIES:
+            raise ValueError(f"no strategy {strategy!r}; the strategies are {', '.join(sorted(_STRATEGIES))}")
+        return _STRATEGIES[strategy]()
+    return strategy
+
+
+def replay(trace, strategy=None, source="simulated", capacity=None, passes=1, *, patterns=False, progress=None):
+    """Replay a trace through a pool of its own.
+
+    Every event goes through the core that allocates for users, its lock and its address index
+    included.  A free is complete for every stream at its event.  What is live at the end of a pass
+    is freed before the next.
+
+    Parameters
+    ----------
+    trace : Trace or path
+    strategy : str or strategy, optional
+        ``"dynamic"`` or an object; the default strategy if not given.
+    source : str or vpool.sources.Source
+        Where the pool's memory comes from.
+    capacity : int or str, optional
+        Bytes that the pool may take, instead of the strategy's own limit.
+    passes : int
+        How often the trace is replayed into the same pool.
+    patterns : bool
+        Write a pattern into each block when it is lent, and verify it when it is freed.
+    progress : callable, optional
+        Called now and then with the events done and the events in all.
+
+    Returns
+    -------
+    ReplayResult
+
+    Raises
+    ------
+    PatternError
+        Where a pattern was damaged.
+    SourceError, ValueError, TypeError, FormatError
+        Where source, strategy, numbers or trace cannot be used.
+    """
+    if not isinstance(trace, Trace):
+        trace = Trace.load(trace)
+    if passes < 1:
+        raise ValueError(f"passes must be at least 1, got {passes}")
+    pool = _pool_for(strategy_of(strategy), source, capacity)
+    if patterns and not pool.source.has_memory:
+        raise ValueError(f"source {pool.source.name!r} has no memory to write patterns into")
+    with pool:
+        return _Run(pool, trace, passes, patterns, progress).result()
+
+
+def _pool_for(strategy, source, capacity):
+    if capacity is not None:
+        capacity = parse_size(capacity, "capacity")
+        strategy = replace(strategy, limit=capacity, initial=min(capacity, parse_size(strategy.initial)))
+        if source == "simulated":
+            source = sources.Simulated(capacity)
+    elif source == "simulated":
+        # Unbounded: the 80 % of a device that is not there would mean nothing.
+        strategy = replace(strategy, limit=1.0) if isinstance(strategy.limit, float) else strategy
+    return Pool(strategy, source, name="replay")
+
+
+class _Run:
+    """The passes of one replay and what they showed."""
+
+    def __init__(self, pool, trace, passes, patterns, progress):
+        self.pool = pool
+        self.trace = trace
+        self.passes = passes
+        self.patterns = patterns
+        self.progress = progress
+        self.replayer = Replayer(pool, trace.op, trace.number, trace.bytes, trace.allocations, patterns)
+        self.worst = None
+        self.oom = None
+        self.nanoseconds = []
+        self.driver_calls = []
+        self.driver_ns = []
+
+    def result(self):
+        for number in range(self.passes):
+            self._run_pass(number)
+            if self.oom is not None:
+                break
+        trace, stats = self.trace, self.pool.stats
+        worst = self.worst if self.worst is not None else self.pool.inspect()
+        per_event = [None if self.patterns else ns / max(1, len(trace)) for ns in self.nanoseconds]
+        live = trace.peak_live_bytes
+        freed = int(trace.bytes[trace.op == 0].sum(dtype=np.uint64)) * len(per_event) if self.patterns else 0
+        return ReplayResult(
+            events=len(trace),
+            allocations=trace.allocations,
+            peak_live_bytes=live,
+            peak_reserved_bytes=stats.peak_reserved_bytes,
+            reserved_over_live=stats.peak_reserved_bytes / live if live else 0.0,
+            peak_allocated_bytes=stats.peak_allocated_bytes,
+            source_calls=stats.source_calls,
+            external_fragmentation=worst.external_fragmentation,
+            internal_fragmentation=worst.internal_fragmentation,
+            utilization=worst.utilization,
+            ns_per_event=per_event[0],
+            oom=self.oom,
+            warm_ns_per_event=per_event,
+            driver_calls=self.driver_calls,
+            driver_ns=self.driver_ns,
+            verified_bytes=freed,
+        )
+
+    def _driver_totals(self):
+        calls = self.pool.source.driver.calls()
+        # Patterns are the replay's own doing, not the pool's.
+        mine = [figures for name, figures in calls.items() if name not in ("fill", "read", "write")]
+        return sum(figures[0] for figures in mine), sum(figures[2] for figures in mine)
+
+    def _run_pass(self, number):
+        begin = self.replayer.nanoseconds
+        calls, driver_ns = self._driver_totals()
+        peak = self.trace.peak_event + 1
+        if self._run_events(number, 0, peak) and number == 0:
+            before = self._driver_totals()
+            self.worst = self.pool.inspect()
+            after = self._driver_totals()
+            calls += after[0] - before[0]
+            driver_ns += after[1] - before[1]
+        if self.oom is None:
+            self._run_events(number, peak, len(self.trace))
+        after = self._driver_totals()
+        self.driver_calls.append(after[0] - calls)
+        self.driver_ns.append(after[1] - driver_ns)
+        self.nanoseconds.append(max(0, self.replayer.nanoseconds - begin - self.driver_ns[-1]))
+        if not self.replayer.finish():
+            raise PatternError("a block that was live at the end of the trace does not hold its pattern")
+
+    def _run_events(self, number, begin, end):
+        """Replay a range of events; False where it ran out of memory."""
+        while begin < end:
+            # Without somebody who looks at it, progress would only cost time.
+            stop = min(end, begin + _CHUNK) if self.progress else end
+            done = self.replayer.run(begin, stop)
+            if self.progress:
+                self.progress(number * len(self.trace) + done, self.passes * len(self.trace))
+            if done < stop:
+                self._stopped_at(done)
+                return False
+            begin = stop
+        return True
+
+    def _stopped_at(self, event):
+        if self.replayer.mismatch >= 0:
+            raise PatternError(f"event {event}: the block that is freed does not hold its pattern")
+        if self.pool.stats.ooms == 0:
+            raise SourceError(f"event {event}: the source failed", "cudaErrorUnknown")
+        live = int(self.trace.live_bytes[event - 1]) if event else 0
+        self.oom = {"event": event, "requested": int(self.trace.bytes[event]), "live_bytes": live}
+        self.worst = self.pool.inspect()
