@@ -1,6 +1,6 @@
 """Replay: a recorded trace through a real pool."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
@@ -8,6 +8,7 @@ from vpool import sources
 from vpool._interface.pool import Pool
 from vpool._interface.replay import Replayer
 from vpool.errors import Error, SourceError
+from vpool.report import Report
 from vpool.sizes import parse_size
 from vpool.strategies import Dynamic
 from vpool.trace import Trace
@@ -48,6 +49,8 @@ class ReplayResult:
         Calls of the source's driver in each pass, and the nanoseconds that they took.
     verified_bytes : int
         Bytes of the blocks whose pattern was verified, over all passes; 0 without patterns.
+    report : Report
+        Of the pool at that moment of the first pass.
     """
 
     events: int
@@ -66,10 +69,11 @@ class ReplayResult:
     driver_calls: list
     driver_ns: list
     verified_bytes: int = 0
+    report: Report | None = field(default=None, repr=False, compare=False)
 
     def to_dict(self):
-        """The attributes, as plain Python types."""
-        return asdict(self)
+        """Every attribute but `report`, as plain Python types."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "report"}
 
 
 class PatternError(Error, RuntimeError):
@@ -187,6 +191,7 @@ class _Run:
             driver_calls=self.driver_calls,
             driver_ns=self.driver_ns,
             verified_bytes=freed,
+            report=worst,
         )
 
     def _driver_totals(self):

@@ -12,7 +12,7 @@ from libc.string cimport memset
 from vpool._base.lock cimport atomic_read, spin_lock, spin_try, spin_unlock
 from vpool._base.types cimport BLOCK_LIVE, GRANULE, MAX_SLOTS, Block, BlockId, likely, round_up
 from vpool._interface.arguments cimport address_of, checked_alignment, size_of
-from vpool._interface.snapshot cimport copy_records, memory_info
+from vpool._interface.snapshot cimport copy_records
 from vpool._management.arena cimport Arena, arena_containing
 from vpool._management.core cimport RUNGS, STATE_CLOSED, Core, Request, Segment, core_deallocate
 from vpool._management.hit cimport hit_put, hit_take
@@ -110,7 +110,7 @@ cdef class Pool:
         if not isinstance(strategy, Dynamic):
             raise TypeError(f"strategy must be a vpool strategy, not {type(strategy).__name__}")
         source = resolve(source, device)
-        limit, initial, factor, step = strategy.rule(memory_info(source)[1])
+        limit, initial, factor, step = strategy.rule(source.memory()[1])
         self.core = Core(source, limit, initial, factor, step)
         self.default_arena = self.core.arena_of(0)
         self.slots = {0: 0}

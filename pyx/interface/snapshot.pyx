@@ -7,10 +7,7 @@ from vpool._base.lock cimport atomic_read
 from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, BLOCK_PENDING, BLOCK_UNMAPPED
 from vpool._management.core cimport Core
 from vpool._management.walk cimport BlockCopy, SegmentCopy, Totals, walk_copy
-from vpool._storage.driver cimport STATUS_OK
-from vpool._storage.source cimport Source
 
-from vpool.errors import SourceError
 from vpool.report import BLOCK_DTYPE, SEGMENT_DTYPE
 
 # The layout of BlockCopy and SegmentCopy.
@@ -25,19 +22,6 @@ _STATE_NAMES[<int> BLOCK_LIVE] = "live"
 _STATE_NAMES[<int> BLOCK_FREE] = "free"
 _STATE_NAMES[<int> BLOCK_PENDING] = "pending"
 _STATE_NAMES[<int> BLOCK_UNMAPPED] = "unmapped"
-
-
-cdef tuple memory_info(Source source):
-    """Free and total bytes of a source's device; SourceError where it does not answer."""
-    cdef uint64_t available = 0
-    cdef uint64_t total = 0
-    cdef int status
-    with nogil:
-        status = source.memory_info(&available, &total)
-    if status != STATUS_OK:
-        name = source.driver.error_name(status)
-        raise SourceError(f"the source cannot tell its memory: {name}", name)
-    return available, total
 
 
 cdef tuple copy_records(Core core, str name, list handles):
@@ -77,7 +61,7 @@ cdef tuple copy_records(Core core, str name, list handles):
         "source": core.source.name,
         "device": core.source.device,
         "limit_bytes": core.state.limit,
-        "device_free_bytes": memory_info(core.source)[0],
+        "device_free_bytes": core.source.memory()[0],
         "reserved_bytes": totals.reserved_bytes,
         "peak_reserved_bytes": totals.peak_reserved_bytes,
         "peak_allocated_bytes": totals.peak_allocated_bytes,

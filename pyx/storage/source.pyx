@@ -3,6 +3,8 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from vpool._storage.driver cimport STATUS_OK, Driver
 
+from vpool.errors import SourceError
+
 
 cdef class Source:
     """Memory of one device, in ranges and handles.
@@ -25,6 +27,24 @@ cdef class Source:
 
     def __repr__(self):
         return f"<vpool source {self.name!r} of device {self.device}>"
+
+    def memory(self):
+        """Free and total bytes of the device.
+
+        Raises
+        ------
+        SourceError
+            Where the source does not answer.
+        """
+        cdef uint64_t available = 0
+        cdef uint64_t total = 0
+        cdef int status
+        with nogil:
+            status = self.memory_info(&available, &total)
+        if status != STATUS_OK:
+            name = self.driver.error_name(status)
+            raise SourceError(f"source {self.name!r} cannot tell its memory: {name}", name)
+        return available, total
 
     cdef int _enter_device(self, int* previous) noexcept nogil:
         """Make this source's device the thread's current one."""

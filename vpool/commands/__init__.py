@@ -1,1 +1,62 @@
-"""The command line: one module a command."""
+"""The command line: one module a command.
+
+A command's module has `HELP`, `prepare(parser)`, and `run(args)`, which returns what ``--json`` prints
+and prints everything else itself when that was not asked for.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import sys
+
+from vpool.errors import Error
+from vpool.version import __version__
+
+__all__ = ["main"]
+
+COMMANDS = ("demo", "doctor", "replay", "bench")
+
+
+def _parser():
+    parser = argparse.ArgumentParser(prog="vpool", description="A GPU memory pool for Python.")
+    parser.add_argument("--version", action="version", version=f"vpool {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name in COMMANDS:
+        module = importlib.import_module(f"vpool.commands.{name}")
+        command = commands.add_parser(name, help=module.HELP, description=module.HELP)
+        module.prepare(command)
+        command.add_argument("--json", action="store_true", help="print the result as JSON")
+        command.set_defaults(run=module.run)
+    return parser
+
+
+def main(argv=None):
+    """Run one command.
+
+    Returns
+    -------
+    int
+        0 for done, 1 for a failure that one line on standard error explains.  Wrong usage leaves
+        through `SystemExit` with status 2.
+    """
+    args = _parser().parse_args(argv)
+    try:
+        result = args.run(args)
+        if args.json:
+            print(json.dumps(result, indent=2))
+        sys.stdout.flush()
+    except (Error, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
+        if isinstance(error, BrokenPipeError):
+            # Whoever read has gone, as `head` does; nothing more can be told on this stream.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        print(f"vpool {args.command}: {_one_line(error)}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _one_line(error):
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,7 @@
+"""``python -m vpool``."""
+
+import sys
+
+from vpool.commands import main
+
+sys.exit(main())

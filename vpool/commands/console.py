@@ -1,0 +1,45 @@
+"""What commands share: progress on a terminal, and tables of plain text."""
+
+import contextlib
+import sys
+
+__all__ = ["progress", "table"]
+
+
+@contextlib.contextmanager
+def progress(label):
+    """A function to call with what is done and what there is in all; it draws on a terminal only.
+
+    Uses rich where it is installed.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import Progress
+    except ImportError:
+
+        def show(done, total):
+            print(f"\r{label}: {done / total:.0%}", end="", file=sys.stderr, flush=True)
+
+        try:
+            yield show
+        finally:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        return
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(label, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def table(header, rows):
+    """Text of a table: the first column to the left, the others to the right."""
+    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    lines = []
+    for row in cells:
+        first, *others = row
+        rest = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first.ljust(widths[0]), *rest]).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,83 @@
+"""``vpool replay``."""
+
+import argparse
+
+from vpool.commands.console import progress, table
+from vpool.replay import replay
+from vpool.sizes import format_bytes, parse_size
+from vpool.trace import Trace
+
+HELP = "Replay a recorded trace through a pool, and show what it reserved and how fast it was."
+
+
+def size(text):
+    """A size on the command line."""
+    try:
+        return parse_size(text)
+    except (ValueError, OverflowError) as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def count(text):
+    """A number of at least 1 on the command line."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be a number of at least 1, got {text!r}")
+    return number
+
+
+def prepare(parser):
+    parser.add_argument("trace", metavar="TRACE", help="a trace file (.npz)")
+    parser.add_argument("--strategy", default="dynamic", help="dynamic (the default)")
+    parser.add_argument("--source", default="simulated", help="simulated (the default), host or cuda")
+    parser.add_argument("--capacity", type=size, metavar="N", help="bytes that the pool may take, as 20GiB")
+    parser.add_argument("--passes", type=count, default=1, metavar="N", help="replays into the same pool")
+    parser.add_argument(
+        "--patterns", action="store_true", help="write a pattern into each block and verify it when it is freed"
+    )
+
+
+def run(args):
+    trace = Trace.load(args.trace)
+    with progress("replaying") as show:
+        result = replay(
+            trace,
+            args.strategy,
+            args.source,
+            args.capacity,
+            args.passes,
+            patterns=args.patterns,
+            progress=show,
+        )
+    if not args.json:
+        print(render(result))
+    return result.to_dict()
+
+
+def render(result):
+    """The result as text for a terminal."""
+    figures = [
+        ("events", f"{result.events:,}"),
+        ("peak live", format_bytes(result.peak_live_bytes)),
+        ("peak reserved", format_bytes(result.peak_reserved_bytes)),
+        ("reserved / live", f"{result.reserved_over_live:.3f}"),
+        ("source calls", f"{result.source_calls:,}"),
+        ("utilization at the peak", f"{result.utilization:.1%}"),
+        ("external fragmentation", f"{result.external_fragmentation:.1%}"),
+        ("internal fragmentation", f"{result.internal_fragmentation:.1%}"),
+    ]
+    for number, (ns, driver) in enumerate(zip(result.warm_ns_per_event, result.driver_ns, strict=True), start=1):
+        speed = "patterns written" if ns is None else f"{ns:.1f} ns an event"
+        figures.append((f"pass {number}", f"{speed}, {driver / 1e6:.3f} ms in the driver"))
+    if result.verified_bytes:
+        figures.append(("patterns verified", f"{format_bytes(result.verified_bytes)} of blocks"))
+    lines = [table(("", ""), figures).lstrip("\n")]
+    if result.oom:
+        lines.append(
+            f"out of memory at event {result.oom['event']:,}: {format_bytes(result.oom['requested'])} more were "
+            f"asked for with {format_bytes(result.oom['live_bytes'])} live"
+        )
+    return "\n".join(lines)
