@@ -1,6 +1,9 @@
 """Build of the compiled modules.  Everything else stands in pyproject.toml."""
+
+import importlib.metadata
 import importlib.util
 import os
+import re
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -29,20 +32,33 @@ SANITIZE = [f"-fsanitize={os.environ['VPOOL_SANITIZE']}"] if os.environ.get("VPO
 COMPILE_ARGS = ["-O3", "-fno-strict-aliasing", "-Wall", "-Wno-unused-function", *SANITIZE]
 
 
+def cuda_version(folder):
+    """CUDA_VERSION of a folder of headers, such as 13000; 0 where a build could not use it."""
+    if not (folder / "cuda_runtime_api.h").exists() or not (folder / "cuda.h").exists():
+        return 0
+    found = re.search(r"#define CUDA_VERSION (\d+)", (folder / "cuda.h").read_text(errors="replace"))
+    return int(found[1]) if found else 0
+
+
 def cuda_include_dirs():
-    """Folders of CUDA's headers: a toolkit that is there, else those of NVIDIA's wheels."""
+    """The folder of CUDA's headers: of a toolkit or of NVIDIA's wheels, whichever is newer.
+
+    They must declare all that cuda.bindings declares, so a toolkit that is older would not do.
+    Nothing of them gets into the build, which runs with any driver that cuda.bindings runs with.
+    """
+    major = int(importlib.metadata.version("cuda-bindings").partition(".")[0])
     toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    found = [Path(root) / "include" for root in toolkits if root]
-    spec = importlib.util.find_spec("nvidia")
-    for root in spec.submodule_search_locations if spec else ():
-        found += sorted(Path(root).glob("cu*/include"), reverse=True)
-    found = [str(folder) for folder in found if (folder / "cuda_runtime_api.h").exists()]
-    if not found:
+    folders = [Path(root) / "include" for root in toolkits if root]
+    wheels = importlib.util.find_spec("nvidia")
+    for root in wheels.submodule_search_locations if wheels else ():
+        folders += Path(root).glob("cu*/include")
+    usable = [folder for folder in folders if cuda_version(folder) // 1000 == major]
+    if not usable:
         raise SystemExit(
-            "vpool needs CUDA's headers to build: pip install nvidia-cuda-runtime nvidia-cuda-crt, "
-            "or set CUDA_HOME to a toolkit"
+            f"vpool needs CUDA {major}'s headers to build: pip install nvidia-cuda-runtime nvidia-cuda-crt, "
+            f"or set CUDA_HOME to a toolkit"
         )
-    return found[:1]
+    return [str(max(usable, key=cuda_version))]
 
 
 def drop_stale(layer, name):
@@ -69,12 +85,15 @@ def extension(layer, name):
     )
 
 
-# setuptools keeps what it once built: a removed module would stay in the next wheel.
 def drop_removed():
-    kept = {f"{name}." for names in MODULES.values() for name in names}
-    for built in (ROOT / "build").glob("lib*/vpool/_*/*.so"):
-        if not any(built.name.startswith(name) for name in kept):
-            built.unlink()
+    """Delete what an earlier build left of modules that are gone: setuptools would pack it once more."""
+    kept = {f"vpool/_{layer}/{name}" for layer, names in MODULES.items() for name in names}
+    built = [(lib, path) for lib in (ROOT / "build").glob("lib*") for path in lib.rglob("*") if path.is_file()]
+    built += [(ROOT, path) for path in (ROOT / "vpool").rglob("*.so")]
+    for lib, path in built:
+        module = path.relative_to(lib).as_posix().partition(".")[0]
+        if path.suffix != ".so" or module not in kept:
+            path.unlink()
 
 
 drop_removed()
@@ -85,7 +104,6 @@ setup(
         build_dir=str(GENERATED.relative_to(ROOT)),
         annotate=bool(os.environ.get("VPOOL_ANNOTATE")),
         compiler_directives=DIRECTIVES,
-        nthreads=os.cpu_count() or 1,
     ),
     options={"build_ext": {"parallel": os.cpu_count() or 1}},
 )
