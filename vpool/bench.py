@@ -6,13 +6,14 @@ import numpy as np
 
 from vpool._interface import bench as loops
 from vpool._interface.pool import Pool
+from vpool.data import bundled_trace
 from vpool.replay import replay
 from vpool.strategies import Dynamic
 
 __all__ = ["bench"]
 
 REPEATS = 7
-SMALLEST, LARGEST = 512, 4 << 20           # bytes; sizes are log-uniform between
+SMALLEST, LARGEST = 512, 4 << 20  # bytes; sizes are log-uniform between
 _PAIR_BYTES = 4096
 _NEIGHBOURS = 10_000
 
@@ -36,7 +37,7 @@ def bench(scale=1.0, progress=None):
         and all ``samples`` in nanoseconds an operation.  The first row is the floor.
     """
     measurements = _measurements(scale)
-    samples = {name: [] for name, _, _ in measurements}
+    samples: dict[str, list[float]] = {name: [] for name, _, _ in measurements}
     for repeat in range(REPEATS):
         for number, (name, _, measure) in enumerate(measurements):
             samples[name].append(measure())
@@ -67,8 +68,6 @@ def _measurements(scale):
             return loops.random_toggles(pool, sizes, live, many, 1) / many
 
     def trace(which):
-        from vpool.commands.demo import bundled_trace
-
         return replay(bundled_trace(), passes=3).warm_ns_per_event[which]
 
     return [

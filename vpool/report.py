@@ -121,7 +121,7 @@ class Report:
             )
             requested = int(live["requested"].sum(dtype=np.uint64))
             rows.append(SizeClass(bound, len(live), _total(live), requested, len(free), _total(free)))
-            below = bound
+            below = bound or below
         return rows
 
     @property
@@ -149,7 +149,8 @@ class Report:
         if self.reserved_bytes and idle > self.reserved_bytes // 2:
             sentences.append(
                 f"{format_bytes(idle)} of {format_bytes(self.reserved_bytes)} reserved were never in use at once: "
-                f"a smaller first segment or growth would do (peak allocated {format_bytes(self.peak_allocated_bytes)})."
+                f"a smaller first segment or growth would do "
+                f"(peak allocated {format_bytes(self.peak_allocated_bytes)})."
             )
         if self.internal_fragmentation > 0.25:
             sentences.append(
@@ -237,7 +238,9 @@ class Report:
             f"pool {self.name!r} on source {self.source!r}, device {self.device}, {limit}",
             "",
             _figures_line("reserved", self.reserved_bytes, f"in {self.segments} segments", self.peak_reserved_bytes),
-            _figures_line("allocated", self.allocated_bytes, f"in {self.live_blocks} blocks", self.peak_allocated_bytes),
+            _figures_line(
+                "allocated", self.allocated_bytes, f"in {self.live_blocks} blocks", self.peak_allocated_bytes
+            ),
             _figures_line("requested", self.requested_bytes, "by callers", self.peak_requested_bytes),
             _figures_line("free", self.free_bytes, f"in {self.free_blocks} blocks"),
             _figures_line("largest", self.largest_free_bytes, "free in one piece"),

@@ -39,9 +39,9 @@ def stream_handle(stream):
             if hasattr(stream, attribute):
                 handle = getattr(stream, attribute)
                 break
-    if handle is None:                            # Numba's default stream
+    if handle is None:  # Numba's default stream
         return 0
-    handle = getattr(handle, "value", handle)     # a ctypes pointer
+    handle = getattr(handle, "value", handle)  # a ctypes pointer
     try:
         handle = operator.index(0 if handle is None else handle)
     except TypeError:

@@ -75,7 +75,7 @@ class Trace:
         birth = allocates[first][place]
         sound[frees] = birth < frees
         _expect(sound, "a free before its allocation")
-        ended, last = np.unique(self.id[frees], return_index=True)
+        _, last = np.unique(self.id[frees], return_index=True)
         sound[frees] = np.isin(np.arange(len(frees)), last)
         _expect(sound, "an id that was freed before")
         sound[frees] = self.bytes[frees] == self.bytes[birth]
@@ -164,10 +164,18 @@ class Trace:
                 if missing:
                     raise FormatError(f"{path}: no array named {', '.join(missing)}")
                 arrays = {name: file[name] for name in _ARRAYS}
-                marks = file["marks_us"] if "marks_us" in file else ()
+                marks = file.get("marks_us", ())
         except FormatError:
             raise
-        except (ValueError, TypeError, EOFError, KeyError, zipfile.BadZipFile, NotImplementedError, zipfile.LargeZipFile) as reason:
+        except (
+            ValueError,
+            TypeError,
+            EOFError,
+            KeyError,
+            zipfile.BadZipFile,
+            NotImplementedError,
+            zipfile.LargeZipFile,
+        ) as reason:
             raise FormatError(f"{path}: not a readable .npz file: {reason}") from None
         except MemoryError:
             raise FormatError(f"{path}: an array too large for this machine's memory") from None

@@ -1,7 +1,7 @@
 """The compiled loops of `vpool bench`.  Each returns nanoseconds for all its operations together."""
 import numpy as np
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint64_t
 
 from vpool._base.clock cimport now_ns
 from vpool._base.lock cimport SpinLock, spin_lock, spin_unlock
@@ -13,12 +13,12 @@ from vpool._management.core cimport Core, core_allocate, core_deallocate
 def lock_and_unlock(Py_ssize_t repeats):
     """The machine's own floor: the pool's lock taken and released, with nothing between."""
     cdef SpinLock lock
-    cdef Py_ssize_t i
+    cdef Py_ssize_t _i
     cdef uint64_t started
     lock.held = 0
     with nogil:
         started = now_ns()
-        for i in range(repeats):
+        for _i in range(repeats):
             spin_lock(&lock)
             spin_unlock(&lock)
         started = now_ns() - started
@@ -29,12 +29,12 @@ def pair(Pool pool not None, uint64_t nbytes, Py_ssize_t repeats):
     """An allocation and its free, `repeats` times."""
     cdef Core core = pool.core
     cdef Arena* arena = pool.default_arena
-    cdef Py_ssize_t i
+    cdef Py_ssize_t _i
     cdef uint64_t started
     cdef uint64_t address = 0
     with nogil:
         started = now_ns()
-        for i in range(repeats):
+        for _i in range(repeats):
             if core_allocate(core, arena, nbytes, &address):
                 core_deallocate(core, arena, address)
         started = now_ns() - started

@@ -36,7 +36,8 @@ cdef bint _verify_host(uint32_t number, uint64_t address, uint64_t nbytes) noexc
     return True
 
 
-cdef bint _verify_device(Source source, uint32_t* staging, uint32_t word, uint64_t address, uint64_t words) noexcept nogil:
+cdef bint _verify_device(Source source, uint32_t* staging, uint32_t word, uint64_t address,
+                         uint64_t words) noexcept nogil:
     """Copy a block back and compare every word of it."""
     cdef uint64_t part, i
     while words:

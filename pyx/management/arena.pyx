@@ -73,8 +73,8 @@ cdef void _split_bucket(Arena* arena) noexcept nogil:
 
 cdef void arena_grow_index(Arena* arena) noexcept nogil:
     """Add the two buckets that one more live block asks for.  Past the capacity chains grow instead."""
-    cdef int i
-    for i in range(2):
+    cdef int _i
+    for _i in range(2):
         if arena.bucket_count < arena.bucket_capacity:
             _split_bucket(arena)
 

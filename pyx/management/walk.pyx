@@ -163,7 +163,8 @@ cdef bint _check_class(Arena* arena, uint32_t number, uint64_t* listed, Broken* 
         block = &arena.blocks[block_id]
         listed[0] += 1
         if not (
-            _expect(broken, block.state == BLOCK_FREE, b"listed blocks are free", block.address, block.state, BLOCK_FREE)
+            _expect(broken, block.state == BLOCK_FREE, b"listed blocks are free", block.address, block.state,
+                    BLOCK_FREE)
             and _expect(broken, class_of(block.nbytes) == number, b"blocks lie in their class", block.address,
                         class_of(block.nbytes), number)
             and _expect(broken, block.list_prev == before, b"lists link both ways", block.address, block.list_prev,
@@ -188,8 +189,8 @@ cdef bint _check_arena(Arena* arena, Tally* tally, Broken* broken) noexcept nogi
         if not _check_class(arena, number, &listed, broken):
             return False
     for number in range(<uint32_t> ROWS):
-        if not _expect(broken, (arena.rows >> number & 1) == (arena.columns[number] != 0), b"row bit equals its columns",
-                       0, arena.rows >> number & 1, number):
+        if not _expect(broken, (arena.rows >> number & 1) == (arena.columns[number] != 0),
+                       b"row bit equals its columns", 0, arena.rows >> number & 1, number):
             return False
     for number in range(arena.bucket_count):
         block_id = arena.buckets[number]
@@ -205,17 +206,19 @@ cdef bint _check_arena(Arena* arena, Tally* tally, Broken* broken) noexcept nogi
         block_id = arena.blocks[block_id].next
     return (
         _expect(broken, listed == tally.free, b"every free block is listed once", 0, listed, tally.free)
-        and _expect(broken, arena.free_blocks == tally.free, b"free blocks are counted", 0, arena.free_blocks, tally.free)
+        and _expect(broken, arena.free_blocks == tally.free, b"free blocks are counted", 0, arena.free_blocks,
+                    tally.free)
         and _expect(broken, indexed == tally.live, b"every live block is indexed once", 0, indexed, tally.live)
-        and _expect(broken, arena.live_blocks == tally.live, b"live blocks are counted", 0, arena.live_blocks, tally.live)
+        and _expect(broken, arena.live_blocks == tally.live, b"live blocks are counted", 0, arena.live_blocks,
+                    tally.live)
         and _expect(broken, arena.allocated_bytes == tally.allocated, b"allocated bytes add up", 0,
                     arena.allocated_bytes, tally.allocated)
         and _expect(broken, arena.requested_bytes == tally.requested, b"requested bytes add up", 0,
                     arena.requested_bytes, tally.requested)
-        and _expect(broken, arena.peak_allocated_bytes >= arena.allocated_bytes, b"a peak is no less than the figure", 0,
-                    arena.peak_allocated_bytes, arena.allocated_bytes)
-        and _expect(broken, arena.peak_requested_bytes >= arena.requested_bytes, b"a peak is no less than the figure", 0,
-                    arena.peak_requested_bytes, arena.requested_bytes)
+        and _expect(broken, arena.peak_allocated_bytes >= arena.allocated_bytes, b"a peak is no less than the figure",
+                    0, arena.peak_allocated_bytes, arena.allocated_bytes)
+        and _expect(broken, arena.peak_requested_bytes >= arena.requested_bytes, b"a peak is no less than the figure",
+                    0, arena.peak_requested_bytes, arena.requested_bytes)
         and _expect(broken, 1 + tally.edges + tally.live + tally.free + spare == arena.fresh, b"no record is lost", 0,
                     1 + tally.edges + tally.live + tally.free + spare, arena.fresh)
     )

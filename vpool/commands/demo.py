@@ -1,15 +1,14 @@
 """``vpool demo``."""
 
 import time
-from importlib.resources import as_file, files
 
 from vpool.commands.console import progress, table
 from vpool.commands.replay import render
+from vpool.data import bundled_trace
 from vpool.replay import replay
 from vpool.sizes import format_bytes
 from vpool.sources import resolve
 from vpool.strategies import Dynamic
-from vpool.trace import Trace
 
 HELP = "Replay a recorded training run through a pool on the best source here, and check every byte."
 
@@ -28,12 +27,6 @@ def prepare(parser):
     parser.add_argument("--source", help="host or cuda; the best one here if not given")
 
 
-def bundled_trace():
-    """The trace that comes with vpool: training with a side stream that prefetches."""
-    with as_file(files("vpool.data") / "two_streams.npz") as path:
-        return Trace.load(path)
-
-
 def run(args):
     source = resolve(args.source)
     if not source.has_memory:
@@ -48,8 +41,9 @@ def run(args):
     compared = {name: replay(whole, strategy, passes=2) for name, strategy in _STRATEGIES.items()}
     if not args.json:
         print(
-            f"A recorded training run ({len(whole):,} events, peak {format_bytes(whole.peak_live_bytes)} live) on source "
-            f"{source.name!r}.\nSizes were scaled down to a peak of {format_bytes(trace.peak_live_bytes)}, since every "
+            f"A recorded training run ({len(whole):,} events, peak {format_bytes(whole.peak_live_bytes)} live) "
+            f"on source {source.name!r}.\n"
+            f"Sizes were scaled down to a peak of {format_bytes(trace.peak_live_bytes)}, since every "
             f"block is written and verified here.\n"
         )
         print(render(result))

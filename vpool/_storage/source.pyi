@@ -1,0 +1,23 @@
+from vpool._storage.driver import Driver
+
+class Source:
+    def __new__(
+        cls,
+        driver: Driver,
+        name: str,
+        device: int = 0,
+        *,
+        host_accessible: bool = False,
+        has_memory: bool = True,
+    ) -> Source: ...
+    @property
+    def driver(self) -> Driver: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def device(self) -> int: ...
+    @property
+    def host_accessible(self) -> bool: ...
+    @property
+    def has_memory(self) -> bool: ...
+    def memory(self) -> tuple[int, int]: ...
