@@ -1,0 +1,28 @@
+"""Fixtures of the whole suite."""
+
+import pytest
+
+import vpool
+from tests.helpers.pools import host_pool, simulated_pool
+
+
+@pytest.fixture
+def pool():
+    """A pool of simulated memory, checked at the end."""
+    with simulated_pool(name="under test") as pool:
+        yield pool
+        pool.check()
+
+
+@pytest.fixture
+def writable_pool():
+    """A pool of host memory, checked at the end."""
+    with host_pool(name="under test") as pool:
+        yield pool
+        pool.check()
+
+
+@pytest.fixture
+def no_default_pools(monkeypatch):
+    """As at the start of a process: no device has a default pool."""
+    monkeypatch.setattr(vpool.defaults, "_defaults", {})
