@@ -14,9 +14,9 @@ GENERATED = ROOT / "build" / "cython"
 
 # By hand, bottom layer first: a glob that finds nothing would build an empty wheel without an error.
 MODULES = {
-    "storage": ("driver", "host_driver", "simulated_driver", "fake_cuda", "cuda_driver", "source"),
-    "management": ("arena", "core", "walk"),
-    "interface": ("arguments", "snapshot", "pool", "replay", "bench"),
+    "storage": ("driver", "simulated_streams", "host_driver", "simulated_driver", "fake_cuda", "cuda_driver", "source"),
+    "management": ("order", "pending", "arena", "lend", "cross", "core", "walk"),
+    "interface": ("arguments", "streams", "snapshot", "pool", "replay", "bench"),
 }
 WITH_CUDA_HEADERS = {"cuda_driver"}
 DIRECTIVES = {

@@ -2,6 +2,7 @@
 
 from vpool import sources
 from vpool._interface.pool import Buffer, Pool, pools
+from vpool._interface.streams import stream
 from vpool.defaults import allocate, deallocate, default_pool, empty, inspect, set_default_pool
 from vpool.errors import (
     ClosedPoolError,
@@ -47,6 +48,7 @@ __all__ = [
     "replay",
     "set_default_pool",
     "sources",
+    "stream",
 ]
 
 

@@ -1,6 +1,7 @@
 """Streams: the handle of whatever a caller passes as one."""
 
 import operator
+import sys
 
 __all__ = ["stream_handle"]
 
@@ -10,9 +11,10 @@ def stream_handle(stream):
 
     Parameters
     ----------
-    stream : None, int or object
-        None is the legacy default stream.  An object has `__cuda_stream__` (the protocol of
-        cuda.core), `cuda_stream` (PyTorch), `ptr` (CuPy) or `handle` (Numba).
+    stream : None, int, "current" or object
+        None is the legacy default stream.  ``"current"`` asks the framework in use, PyTorch or CuPy.
+        An object has `__cuda_stream__` (the protocol of cuda.core), `cuda_stream` (PyTorch), `ptr`
+        (CuPy) or `handle` (Numba).
 
     Returns
     -------
@@ -30,6 +32,10 @@ def stream_handle(stream):
         return 0
     if isinstance(stream, bool):
         raise TypeError("stream must not be a bool")
+    if isinstance(stream, str):
+        if stream != "current":
+            raise ValueError(f'a stream that is named must be "current", not {stream!r}')
+        stream = _current()
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
         handle = protocol()[1] if callable(protocol) else protocol[1]
@@ -49,3 +55,14 @@ def stream_handle(stream):
     if not 0 <= handle < 2**64:
         raise ValueError(f"a stream handle has 64 bits, got {handle}")
     return 0 if handle == 1 else handle
+
+
+def _current():
+    """The current stream of the framework that is in use; the legacy default stream if none is."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        return torch.cuda.current_stream().cuda_stream
+    cupy = sys.modules.get("cupy")
+    if cupy is not None:
+        return cupy.cuda.get_current_stream().ptr
+    return 0

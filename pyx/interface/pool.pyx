@@ -1,4 +1,5 @@
 """Pools and buffers: arguments are checked and streams become slots here, then it is C all the way down."""
+import gc
 import itertools
 import logging
 import threading
@@ -9,14 +10,27 @@ from cpython.long cimport PyLong_FromUnsignedLongLong
 from libc.stdint cimport uint16_t, uint64_t
 from libc.string cimport memset
 
-from vpool._base.lock cimport atomic_read, spin_lock, spin_try, spin_unlock
-from vpool._base.types cimport BLOCK_LIVE, GRANULE, MAX_SLOTS, Block, BlockId, likely, round_up
+from vpool._base.lock cimport atomic_add, atomic_read, spin_lock, spin_try, spin_unlock
+from vpool._base.types cimport BLOCK_LIVE, GRANULE, Block, BlockId, likely, round_up
 from vpool._interface.arguments cimport address_of, checked_alignment, size_of
 from vpool._interface.snapshot cimport copy_records
+from vpool._interface.streams cimport StreamTable, defaults_in_use
 from vpool._management.arena cimport Arena, arena_containing
-from vpool._management.core cimport RUNGS, STATE_CLOSED, Core, Request, Segment, core_deallocate
+from vpool._management.core cimport Core, core_deallocate
+from vpool._management.cross cimport cross_free, cross_use
 from vpool._management.hit cimport hit_put, hit_take
 from vpool._management.index cimport index_remove
+from vpool._management.state cimport (
+    RUNG_CALL,
+    RUNG_COLLECT,
+    RUNG_SEARCH,
+    RUNG_TRIM,
+    RUNG_WAIT,
+    RUNGS,
+    STATE_CLOSED,
+    Request,
+    Segment,
+)
 from vpool._management.walk cimport Broken, Totals, walk_check, walk_totals
 from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 
@@ -27,7 +41,6 @@ from vpool.sizes import format_bytes
 from vpool.sources import resolve
 from vpool.stats import PoolStats
 from vpool.strategies import Dynamic
-from vpool.streams import stream_handle
 
 logger = logging.getLogger("vpool")
 _pools = weakref.WeakSet()
@@ -80,6 +93,8 @@ cdef class Pool:
         Ordinal of the device; the thread's current one if not given.
     name : str, optional
         For reports and logs.
+    on_pressure : {"wait", "raise"}
+        Whether a request that finds no memory may wait for work on the device before it fails.
 
     Raises
     ------
@@ -90,8 +105,10 @@ cdef class Pool:
 
     Notes
     -----
-    Thread safety: every method may be called from any thread.  Memory that was freed on one stream
-    is not handed out on another.
+    Thread safety: every method may be called from any thread.
+
+    Stream order: a block that was freed on a stream is reused there at once, with no driver call.  On
+    another stream it is reused when its work is proved complete, or behind an event.
 
     Examples
     --------
@@ -104,18 +121,21 @@ cdef class Pool:
     >>> pool.close()
     """
 
-    def __cinit__(self, strategy=None, source=None, device=None, name=None):
+    def __cinit__(self, strategy=None, source=None, device=None, name=None, *, on_pressure="wait"):
         if strategy is None:
             strategy = Dynamic()
         if not isinstance(strategy, Dynamic):
             raise TypeError(f"strategy must be a vpool strategy, not {type(strategy).__name__}")
+        if on_pressure not in ("wait", "raise"):
+            raise ValueError(f'on_pressure must be "wait" or "raise", not {on_pressure!r}')
         source = resolve(source, device)
         limit, initial, factor, step = strategy.rule(source.memory()[1])
         self.core = Core(source, limit, initial, factor, step)
-        self.default_arena = self.core.arena_of(0)
-        self.slots = {0: 0}
-        self.handles = [0]
-        self.opening = threading.Lock()
+        self.core.may_wait = on_pressure == "wait"
+        self.default_arena = self.core.state.arenas[0]
+        self.streams = StreamTable(self.core)
+        self.callbacks = []
+        self.pressed = threading.local()
         self.name = f"pool-{next(_numbers)}" if name is None else str(name)
         self.strategy = strategy
         _pools.add(self)
@@ -152,8 +172,9 @@ cdef class Pool:
         nbytes : int-like
             Bytes wanted.  0 gives address 0.
         stream : optional
-            The stream whose work will use the block first: an int handle or an object that has one.
-            None is the legacy default stream.
+            The stream whose work will use the block first: an int handle, ``"current"``, or an object
+            that has a handle.  None is the thread's default stream, which is the legacy default
+            stream unless `vpool.stream` set another.
         alignment : int
             What the address shall be a multiple of: a power of two of at most 2 MiB.  Every block
             is aligned to 256.
@@ -185,7 +206,7 @@ cdef class Pool:
         cdef Arena* arena = self.default_arena
         if alignment is not DEFAULT_ALIGNMENT:
             aligned_to = checked_alignment(alignment)
-        if stream is not None:
+        if stream is not None or defaults_in_use:
             arena = self.arena_for(stream)
         self.lend(arena, requested, aligned_to, &address)
         return PyLong_FromUnsignedLongLong(address)
@@ -198,8 +219,8 @@ cdef class Pool:
         ptr : int-like or Buffer
             Address of a live block of this pool.  0 does nothing.
         stream : optional
-            The stream whose work used the block last; None is the one that it was allocated for.
-            Another stream is waited for.
+            The stream whose work used the block last, which may reuse it at once; None is the one
+            that it was allocated for.
 
         Raises
         ------
@@ -241,11 +262,88 @@ cdef class Pool:
         cdef uint64_t requested = size_of(nbytes)
         cdef Buffer buffer = Buffer.__new__(Buffer)
         buffer.pool = self
-        buffer.arena = self.default_arena if stream is None else self.arena_for(stream)
+        buffer.arena = self.arena_for(stream) if stream is not None or defaults_in_use else self.default_arena
         buffer.block_id = self.lend(buffer.arena, requested, GRANULE, &buffer.address)
         # The block is ours: nobody else writes its generation now.
         buffer.generation = buffer.arena.blocks[buffer.block_id].generation
         return buffer
+
+    def record_stream(self, ptr, stream):
+        """Tell that a stream uses a block too: after its free it stays pending until that work is complete.
+
+        Parameters
+        ----------
+        ptr : int-like or Buffer
+            A live block.
+        stream
+            As for `allocate`.
+
+        Raises
+        ------
+        InvalidPointerError
+            Where the block is not live.
+
+        Notes
+        -----
+        Runtime complexity: O(streams).  No driver call here, nor when the block is freed.
+        """
+        cdef uint64_t address = (<Buffer> ptr).address if isinstance(ptr, Buffer) else address_of(ptr)
+        cdef int slot = self.streams.slot_of(stream)
+        cdef int found
+        if address == 0:
+            return
+        with nogil:
+            found = cross_use(&self.core.state, address, slot)
+        if found < 0:
+            raise MemoryError("no record left for another stream's use of a block")
+        if not found:
+            raise self._stray(address)
+
+    def forget_stream(self, stream):
+        """Let go of a stream, best right before it is destroyed.
+
+        Its free memory serves the other streams without a wait for the device, and a stream that gets
+        its handle inherits nothing.  Its live blocks stay.
+        """
+        self.streams.forget(stream)
+
+    def on_pressure(self, fn, priority=0):
+        """Have a function called when a request would fail, to make it free memory.
+
+        Parameters
+        ----------
+        fn : callable
+            Called with the bytes that are needed, without any lock, at most once for each request; it
+            may free and allocate in this pool.  What it raises becomes the cause of the
+            `OutOfMemoryError`.
+        priority : int
+            Higher ones are called first.
+        """
+        if not callable(fn):
+            raise TypeError(f"a pressure callback must be callable, not {type(fn).__name__}")
+        self.callbacks = sorted([*self.callbacks, (-priority, len(self.callbacks), fn)], key=lambda entry: entry[:2])
+
+    @property
+    def ladder(self):
+        """What misses tried: a dict of ``(tries, successes)`` by rung, in the order of the ladder."""
+        return {
+            name: (atomic_read(self.core.state.rung_tries[rung]), atomic_read(self.core.state.rung_hits[rung]))
+            for rung, name in enumerate(RUNG_NAMES)
+        }
+
+    @property
+    def crossings(self):
+        """What memory that crossed streams cost: a dict of counts.
+
+        ``crossings`` blocks went from one stream to another, for which streams were made to wait
+        ``waits`` times, of these ``overwaits`` for more than needed, and the device ``drains`` times.
+        """
+        return {
+            "crossings": atomic_read(self.core.state.crossings),
+            "waits": atomic_read(self.core.state.waits),
+            "overwaits": atomic_read(self.core.state.overwaits),
+            "drains": atomic_read(self.core.state.drains),
+        }
 
     @property
     def stats(self):
@@ -257,7 +355,7 @@ cdef class Pool:
             allocated_bytes=totals.allocated_bytes,
             requested_bytes=totals.requested_bytes,
             reserved_bytes=totals.reserved_bytes,
-            pending_bytes=0,
+            pending_bytes=totals.pending_bytes,
             peak_allocated_bytes=totals.peak_allocated_bytes,
             peak_reserved_bytes=totals.peak_reserved_bytes,
             allocations=totals.allocations,
@@ -278,7 +376,7 @@ cdef class Pool:
         -----
         Runtime complexity: O(blocks); about 10 ns a block of it under the pool's locks.
         """
-        return Report(*copy_records(self.core, self.name, self.handles))
+        return Report(*copy_records(self.core, self.name))
 
     def check(self):
         """Assert every invariant.
@@ -312,23 +410,8 @@ cdef class Pool:
         self.after_free()
 
     cdef Arena* arena_for(self, stream) except NULL:
-        """The arena of the slot that a stream has, or now gets."""
-        cdef Arena* arena
-        handle = stream_handle(stream)
-        # The per-thread default stream is another one in each thread.
-        key = (2, threading.get_ident()) if handle == 2 else handle
-        with self.opening:
-            slot = self.slots.get(key)
-            if slot is None:
-                slot = len(self.handles)
-                if slot == MAX_SLOTS:
-                    raise SourceError(f"a pool serves at most {MAX_SLOTS} streams")
-                self.handles.append(handle)
-                self.slots[key] = slot
-        arena = self.core.arena_of(slot)
-        if arena == NULL:
-            raise MemoryError("no address space for the records of another stream")
-        return arena
+        """The arena of a stream's slot."""
+        return self.core.state.arenas[self.streams.slot_of(stream)]
 
     cdef BlockId lend(self, Arena* arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0:
         """Number and address of a block; 0 for no bytes."""
@@ -352,23 +435,65 @@ cdef class Pool:
         return request.block_id
 
     cdef BlockId lend_slowly(self, Request* request) except 0:
+        """Climb the ladder, with the rungs between that only Python can try."""
+        cause = None
         with nogil:
-            self.core.take(request)
+            self.core.climb(request, RUNG_SEARCH, RUNG_TRIM)
         if request.block_id == 0:
-            raise self._failure(request)
+            cause = self._ask_python(request)
+        if request.block_id == 0 and self.core.may_wait:
+            with nogil:
+                self.core.climb(request, RUNG_WAIT, RUNG_WAIT)
+        if request.block_id == 0:
+            self.core.count_failure()
+            raise self._failure(request) from cause
         if request.grown:
-            logger.debug(
-                "pool %r grew by %s to %s for a request of %s",
-                self.name, format_bytes(request.grown), format_bytes(self.core.state.reserved),
-                format_bytes(request.requested),
-            )
-            if request.refused:
-                logger.info(
-                    "pool %r: the source refused %s (%s) and gave %s",
-                    self.name, format_bytes(request.refused), self.source.driver.error_name(request.status),
-                    format_bytes(request.grown),
-                )
+            self._log_growth(request)
         return request.block_id
+
+    cdef _ask_python(self, Request* request):
+        """Pressure callbacks, then a garbage collection; a callback's exception, if one raised.
+
+        A request that a callback makes gets no further than the rungs below.
+        """
+        if getattr(self.pressed, "now", False):
+            return None
+        self.pressed.now = True
+        try:
+            for _, _, callback in list(self.callbacks):
+                try:
+                    callback(request.requested)
+                except Exception as error:
+                    return error
+                if self._retry(request, RUNG_CALL):
+                    return None
+            gc.collect()
+            self._retry(request, RUNG_COLLECT)
+        finally:
+            self.pressed.now = False
+
+    cdef bint _retry(self, Request* request, int rung):
+        """Count a rung that Python has tried, and climb the ones before it again."""
+        with nogil:
+            atomic_add(self.core.state.rung_tries[rung], 1)
+            request.tried |= <unsigned int> 1 << rung
+            request.status = STATUS_OK
+            if self.core.climb(request, RUNG_SEARCH, RUNG_TRIM):
+                atomic_add(self.core.state.rung_hits[rung], 1)
+        return request.block_id != 0
+
+    cdef _log_growth(self, Request* request):
+        logger.debug(
+            "pool %r grew by %s to %s for a request of %s",
+            self.name, format_bytes(request.grown), format_bytes(self.core.state.reserved),
+            format_bytes(request.requested),
+        )
+        if request.refused:
+            logger.info(
+                "pool %r: the source refused %s (%s) and gave %s",
+                self.name, format_bytes(request.refused), self.source.driver.error_name(request.status),
+                format_bytes(request.grown),
+            )
 
     cdef _failure(self, Request* request):
         """The exception for a request that failed."""
@@ -396,23 +521,23 @@ cdef class Pool:
 
     cdef int take_back(self, uint64_t address, stream) except -1:
         """Free a block that is not at hand in the default stream's arena."""
-        cdef Arena* arena = self.default_arena if stream is None else self.arena_for(stream)
-        cdef uint64_t handle
+        cdef int slot = 0
         cdef bint found
-        cdef int status = STATUS_OK
+        if stream is not None:
+            try:
+                slot = self.streams.slot_of(stream)
+            except SourceError:
+                # The stream is gone, its work perhaps not: wait for the device.
+                with nogil:
+                    self.core.drain()
+                stream = None
         with nogil:
-            found = core_deallocate(self.core, arena, address)
-            if not found and stream is None:
+            if stream is None:
                 found = self.core.put(address, 0)
-        if not found and stream is not None:
-            # A block of another stream: what this one still does with it comes first.
-            handle = stream_handle(stream)
-            with nogil:
-                status = self.core.source.wait_for_stream(handle)
-                found = status == STATUS_OK and self.core.put(address, 0)
-        if status != STATUS_OK:
-            name = self.core.source.driver.error_name(status)
-            raise SourceError(f"cannot wait for stream {handle:#x}: {name}", name)
+            else:
+                found = core_deallocate(self.core, self.core.state.arenas[slot], address)
+                if not found:
+                    found = cross_free(&self.core.state, address, slot)
         if not found:
             raise self._stray(address)
         return 0
@@ -454,9 +579,11 @@ cdef class Pool:
         """What a set state word asks for after a free: a closed pool gives back what has become idle."""
         cdef uint64_t released
         cdef int status
-        if self.core.state.word & STATE_CLOSED:
+        if self.core.state.word & STATE_CLOSED and self.core.state.reserved:
             with nogil:
-                status = self.core.release_idle(0, &released)
+                status = self.core.drain()
+                if status == STATUS_OK:
+                    status = self.core.release_idle(0, &released)
             if status != STATUS_OK:
                 name = self.core.source.driver.error_name(status)
                 raise SourceError(f"the source did not take memory back: {name}", name)
@@ -553,6 +680,10 @@ cdef class Buffer:
         if self.pool.core.state.word:
             self.pool.after_free()
 
+    def record_stream(self, stream):
+        """Tell that a stream uses the block too: see `Pool.record_stream`."""
+        self.pool.record_stream(self, stream)
+
     @property
     def ptr(self):
         """Address of the block; 0 for zero bytes and after `close`."""
@@ -571,7 +702,7 @@ cdef class Buffer:
     @property
     def stream(self):
         """Handle of the stream that the block was allocated for; 0 is the legacy default stream."""
-        return self.pool.handles[self.arena.slot] if self.arena != NULL else 0
+        return self.pool.core.state.table[self.arena.slot].stream if self.arena != NULL else 0
 
     @property
     def device(self):

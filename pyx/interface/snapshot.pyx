@@ -24,7 +24,7 @@ _STATE_NAMES[<int> BLOCK_PENDING] = "pending"
 _STATE_NAMES[<int> BLOCK_UNMAPPED] = "unmapped"
 
 
-cdef tuple copy_records(Core core, str name, list handles):
+cdef tuple copy_records(Core core, str name):
     """Figures, blocks and segments of one moment."""
     cdef uint64_t count = 1
     cdef uint32_t span_count = 1
@@ -46,7 +46,7 @@ cdef tuple copy_records(Core core, str name, list handles):
                               span_capacity, &span_count, &totals)
     copies = copies[:count]
     spans = spans[:span_count]
-    by_slot = np.array(handles, np.uint64)
+    by_slot = np.array([core.state.table[slot].stream for slot in range(core.state.slots)], np.uint64)
     blocks = np.empty(count, BLOCK_DTYPE)
     for field in ("address", "nbytes", "requested", "segment", "tag"):
         blocks[field] = copies[field]

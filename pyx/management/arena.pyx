@@ -1,9 +1,10 @@
 """What an arena does rarely: it is made, its index grows, segments come and go, alignment is found."""
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
+from vpool._base.lock cimport spin_lock, spin_unlock
 from vpool._base.memory cimport lazy_release, lazy_reserve
 from vpool._base.types cimport BLOCK_EDGE, BLOCK_FREE, GRANULE, Block, BlockId, round_up
-from vpool._management.arena cimport Arena
+from vpool._management.arena cimport CLASSES_PER_ROW, ROWS, Arena, Dependency
 from vpool._management.freelist cimport class_of, freelist_find, freelist_insert, freelist_remove
 from vpool._management.hit cimport hit_cut, hit_take_from
 from vpool._management.index cimport index_bucket
@@ -13,6 +14,7 @@ cdef enum:
     MOST_RECORDS = 1 << 28        # 12 GiB of address space, touched as it is used
     LEAST_RECORDS = 1 << 12
     FIRST_BUCKETS = 1 << 10
+    MOST_DEPENDENCIES = 1 << 24
     SCAN_LIMIT = 4096             # blocks looked at, under the lock, before the pool grows instead
 
 
@@ -32,10 +34,18 @@ cdef Arena* arena_new(uint16_t slot, uint64_t minimum_remainder) noexcept nogil:
             if arena.buckets != NULL:
                 break
             lazy_release(arena.blocks, records * sizeof(Block))
+            arena.blocks = NULL
         records >>= 1
-    if records < LEAST_RECORDS:
-        lazy_release(arena, sizeof(Arena))
+    if records >= LEAST_RECORDS:
+        arena.uses = <uint32_t*> lazy_reserve(records * sizeof(uint32_t))
+        arena.dependencies = <Dependency*> lazy_reserve(MOST_DEPENDENCIES * sizeof(Dependency))
+    if arena.uses == NULL or arena.dependencies == NULL:
+        arena.capacity = <BlockId> records
+        arena_delete(arena)
         return NULL
+    arena.sequence = 1            # memory fresh from the source has stamp 0, which is always complete
+    arena.dependency_fresh = 1    # 0 ends a list
+    arena.dependency_capacity = MOST_DEPENDENCIES
     arena.capacity = <BlockId> records
     arena.fresh = 1               # 0 is the sentinel
     arena.bucket_capacity = <uint32_t> (2 * records)
@@ -44,9 +54,16 @@ cdef Arena* arena_new(uint16_t slot, uint64_t minimum_remainder) noexcept nogil:
     return arena
 
 
+cdef void _release(void* base, uint64_t nbytes) noexcept nogil:
+    if base != NULL:
+        lazy_release(base, nbytes)
+
+
 cdef void arena_delete(Arena* arena) noexcept nogil:
-    lazy_release(arena.blocks, arena.capacity * sizeof(Block))
-    lazy_release(arena.buckets, arena.bucket_capacity * sizeof(uint32_t))
+    _release(arena.blocks, arena.capacity * sizeof(Block))
+    _release(arena.buckets, 2 * <uint64_t> arena.capacity * sizeof(uint32_t))
+    _release(arena.uses, arena.capacity * sizeof(uint32_t))
+    _release(arena.dependencies, MOST_DEPENDENCIES * sizeof(Dependency))
     lazy_release(arena, sizeof(Arena))
 
 
@@ -95,6 +112,8 @@ cdef BlockId arena_add_segment(Arena* arena, uint64_t address, uint64_t nbytes) 
         return 0
     edge.address = address
     edge.nbytes = 0
+    edge.stamp = 0
+    edge.list_next = 0
     edge.state = BLOCK_EDGE
     edge.prev = 0
     edge.next = block_id
@@ -104,6 +123,7 @@ cdef BlockId arena_add_segment(Arena* arena, uint64_t address, uint64_t nbytes) 
     block.prev = edge_id
     block.next = 0
     block.slot = arena.slot
+    block.flags = 0
     block.state = BLOCK_FREE
     freelist_insert(arena, block_id, block)
     return edge_id
@@ -166,10 +186,24 @@ cdef BlockId arena_take_aligned(Arena* arena, uint64_t nbytes, uint64_t requeste
             return 0
         front = &arena.blocks[front_id]
         front.state = BLOCK_FREE
-        front.stamp = arena.blocks[block_id].stamp
-        front.slot = arena.slot
         freelist_insert(arena, front_id, front)
     return hit_take_from(arena, block_id, nbytes, requested, tag)
+
+
+cdef bint arena_at_rest(Arena* arena, uint64_t done) noexcept nogil:
+    """Whether all that the arena holds is free, and freed with a stamp up to `done`.  O(free blocks)."""
+    cdef uint32_t number
+    cdef BlockId block_id
+    cdef bint rest
+    spin_lock(&arena.lock)
+    rest = arena.live_blocks == 0 and arena.pending_blocks == 0 and arena.lent_blocks == 0 and arena.adopted == 0
+    for number in range(<uint32_t> (ROWS * CLASSES_PER_ROW)):
+        block_id = arena.heads[number]
+        while rest and block_id:
+            rest = arena.blocks[block_id].stamp <= done
+            block_id = arena.blocks[block_id].list_next
+    spin_unlock(&arena.lock)
+    return rest
 
 
 cdef BlockId arena_containing(Arena* arena, BlockId edge_id, uint64_t address) noexcept nogil:

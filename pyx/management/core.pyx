@@ -1,13 +1,14 @@
-"""The core of a pool: arenas, segments, limits, growth, and the ladder of a miss."""
+"""The core of a pool: slots, segments, limits, growth, and the ladder of a miss."""
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
-from vpool._base.lock cimport atomic_add, spin_lock, spin_unlock
+from vpool._base.lock cimport atomic_add, atomic_read, spin_lock, spin_unlock
 from vpool._base.memory cimport lazy_release, lazy_reserve
 from vpool._base.turn cimport turn_destroy, turn_give, turn_init, turn_take
 from vpool._base.types cimport (
     GRANULE,
     MAX_SLOTS,
     SEGMENT_ROUNDING,
+    Block,
     BlockId,
     round_down,
     round_up,
@@ -15,12 +16,26 @@ from vpool._base.types cimport (
 from vpool._management.arena cimport (
     Arena,
     arena_add_segment,
+    arena_at_rest,
     arena_delete,
     arena_new,
     arena_remove_segment,
     arena_take_aligned,
 )
 from vpool._management.core cimport core_deallocate
+from vpool._management.cross cimport cross_merge, cross_ready, cross_recall, cross_steal
+from vpool._management.order cimport order_drain, order_forget, order_mark, order_poll, order_reachable
+from vpool._management.state cimport (
+    RUNG_SEARCH,
+    RUNG_TRIM,
+    RUNG_WAIT,
+    RUNGS,
+    CoreState,
+    GrowthRule,
+    Request,
+    Segment,
+    Slot,
+)
 from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.source cimport Source
 
@@ -28,7 +43,17 @@ cdef enum:
     MOST_SEGMENTS = 1 << 20
     STATUS_MISALIGNED = -1        # of `add_segment`: the base is no multiple of the granule; ask for one more
 
-RUNG_NAMES = ("search the whole size class", "grow")
+RUNG_NAMES = (
+    "search the whole size class",
+    "pending blocks that are ready",
+    "other streams' free blocks",
+    "merge across streams",
+    "grow",
+    "give idle segments back and grow",
+    "pressure callbacks",
+    "collect Python's garbage",
+    "wait for pending work",
+)
 
 ctypedef BlockId (*rung_t)(Core core, Request* request) noexcept nogil
 
@@ -44,33 +69,64 @@ cdef BlockId _search(Core core, Request* request) noexcept nogil:
     return request.block_id
 
 
+cdef BlockId _ready(Core core, Request* request) noexcept nogil:
+    if request.arena.pending_blocks:
+        turn_take(&core.state.crossing_turn)
+        cross_ready(&core.state, core.source, request.arena)
+        turn_give(&core.state.crossing_turn)
+    return 0
+
+
+cdef BlockId _steal(Core core, Request* request) noexcept nogil:
+    if core.state.slots > 1:
+        turn_take(&core.state.crossing_turn)
+        cross_steal(&core.state, core.source, request)
+        turn_give(&core.state.crossing_turn)
+    return request.block_id
+
+
+cdef BlockId _merge(Core core, Request* request) noexcept nogil:
+    if core.state.slots > 1:
+        turn_take(&core.state.crossing_turn)
+        cross_merge(&core.state, core.source, request)
+        turn_give(&core.state.crossing_turn)
+    return request.block_id
+
+
 cdef BlockId _grow(Core core, Request* request) noexcept nogil:
     """Ask the source for a segment by the growth rule, for less near a limit, at last for the need."""
-    cdef CoreState* state = &core.state
+    if not turn_take(&core.state.growth_turn) or not _search(core, request):
+        _grow_in_turn(core, request)
+    turn_give(&core.state.growth_turn)
+    return request.block_id
+
+
+cdef uint64_t _next_step(CoreState* state) noexcept nogil:
     cdef GrowthRule* rule = &state.rule
+    if state.reserved == 0:
+        return rule.initial
+    if rule.step:
+        return rule.step
+    return <uint64_t> (<double> state.reserved * (rule.factor - 1))
+
+
+cdef void _grow_in_turn(Core core, Request* request) noexcept nogil:
+    cdef CoreState* state = &core.state
     # A segment may begin at any multiple of the granule, so an alignment can cost that much more.
     cdef uint64_t need = request.nbytes + request.alignment - GRANULE + state.base_slack
-    cdef uint64_t want, granted
+    cdef uint64_t want = _next_step(state)
+    cdef uint64_t granted
     cdef int status
-    if turn_take(&state.growth_turn) and _search(core, request):
-        turn_give(&state.growth_turn)
-        return request.block_id
-    if state.reserved == 0:
-        want = rule.initial
-    elif rule.step:
-        want = rule.step
-    else:
-        want = <uint64_t> (<double> state.reserved * (rule.factor - 1))
     want = want if want > need else need
     if want >= SEGMENT_ROUNDING:
         want = round_up(want, SEGMENT_ROUNDING)
     while True:
         granted = core.may_take(need, want, request.tag)
         if granted == 0:
-            break
+            return
         status = core.add_segment(granted, request)
         if status == STATUS_OK:
-            break
+            return
         core.not_taken(granted)
         if status == STATUS_MISALIGNED:
             need += GRANULE
@@ -79,58 +135,136 @@ cdef BlockId _grow(Core core, Request* request) noexcept nogil:
         request.status = status
         request.refused = granted
         if granted == need or status != STATUS_OUT_OF_MEMORY or request.no_record:
-            break
+            return
         want = need + round_down((granted - need) >> 1, SEGMENT_ROUNDING)
-    turn_give(&state.growth_turn)
-    return request.block_id
 
 
-cdef rung_t[<int> RUNGS] LADDER = [_search, _grow]
+cdef void _mark_all(Core core) noexcept nogil:
+    cdef CoreState* state = &core.state
+    cdef uint32_t slot
+    for slot in range(state.slots):
+        order_mark(state, core.source, slot, atomic_read(state.arenas[slot].sequence))
+        order_poll(state, core.source, slot)
+
+
+cdef BlockId _trim(Core core, Request* request) noexcept nogil:
+    """Give back what is idle and surely complete, then grow by what the request needs."""
+    cdef CoreState* state = &core.state
+    cdef uint64_t released = 0
+    if request.status not in (STATUS_OK, STATUS_OUT_OF_MEMORY):
+        return 0
+    turn_take(&state.crossing_turn)
+    _mark_all(core)
+    cross_recall(state, core.source)
+    _mark_all(core)               # what came home and merged has new stamps
+    turn_give(&state.crossing_turn)
+    core.release_idle(0, &released)
+    return _grow(core, request) if released else 0
+
+
+cdef BlockId _wait(Core core, Request* request) noexcept nogil:
+    """Wait for the device; then pending blocks are free, and what is idle can go."""
+    if core.drain() != STATUS_OK:
+        return 0
+    return request.block_id if _search(core, request) or _merge(core, request) else _trim(core, request)
+
+
+cdef rung_t[<int> RUNGS] LADDER = [_search, _ready, _steal, _merge, _grow, _trim, NULL, NULL, _wait]
 
 
 cdef class Core:
-    """Arenas and segments of one pool.  Knows no Python object but its source.
+    """Slots, arenas and segments of one pool.  Knows no Python object but its source.
 
     Thread safety: every method may be called from any thread without the GIL.
     """
 
     def __cinit__(self, Source source not None, uint64_t limit, uint64_t initial, double factor, uint64_t step):
         self.source = source
+        self.may_wait = True
         self.state.limit = limit
         self.state.rule.initial = initial
         self.state.rule.factor = factor
         self.state.rule.step = step
         turn_init(&self.state.growth_turn)
+        turn_init(&self.state.crossing_turn)
         self.state.segments = <Segment*> lazy_reserve(MOST_SEGMENTS * sizeof(Segment))
-        if self.state.segments == NULL or self.arena_of(0) == NULL:
+        self.state.table = <Slot*> lazy_reserve(MAX_SLOTS * sizeof(Slot))
+        if self.state.segments == NULL or self.state.table == NULL or self.open_slot(0, 0, 0) != 0:
             raise MemoryError("no address space for the pool's own records")
 
     def __dealloc__(self):
+        cdef CoreState* state = &self.state
         cdef uint32_t i
-        if self.state.segments != NULL:
-            for i in range(self.state.segment_count):
-                self.source.surrender(&self.state.segments[i].span, &self.state.segments[i].handle)
-            lazy_release(self.state.segments, MOST_SEGMENTS * sizeof(Segment))
-        for i in range(MAX_SLOTS):
-            if self.arenas[i] != NULL:
-                arena_delete(self.arenas[i])
-        turn_destroy(&self.state.growth_turn)
+        if state.table != NULL:
+            order_forget(state, self.source)
+            for i in range(state.slots):
+                lazy_release(state.table[i].waited, MAX_SLOTS * sizeof(uint64_t))
+                arena_delete(state.arenas[i])
+            lazy_release(state.table, MAX_SLOTS * sizeof(Slot))
+        if state.segments != NULL:
+            for i in range(state.segment_count):
+                self.source.surrender(&state.segments[i].span, &state.segments[i].handle)
+            lazy_release(state.segments, MOST_SEGMENTS * sizeof(Segment))
+        turn_destroy(&state.growth_turn)
+        turn_destroy(&state.crossing_turn)
 
-    cdef Arena* arena_of(self, uint16_t slot) noexcept nogil:
-        """The arena of a slot, made on first use; NULL where there is no address space for it."""
-        cdef Arena* made
-        if self.arenas[slot] == NULL:
-            made = arena_new(slot, GRANULE)
-            spin_lock(&self.state.lock)
-            if self.arenas[slot] == NULL and made != NULL:
-                self.arenas[slot] = made
-                made = NULL
-                if slot >= self.state.slots:
-                    self.state.slots = slot + 1
-            spin_unlock(&self.state.lock)
-            if made != NULL:
-                arena_delete(made)
-        return self.arenas[slot]
+    cdef int open_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread) noexcept nogil:
+        """Make a slot and its arena; its number, or -1 where there is no room for it."""
+        cdef CoreState* state = &self.state
+        cdef Arena* arena
+        cdef uint64_t* waited = <uint64_t*> lazy_reserve(MAX_SLOTS * sizeof(uint64_t))
+        cdef int slot = -1
+        if waited == NULL:
+            return -1
+        arena = arena_new(0, GRANULE)
+        if arena != NULL:
+            spin_lock(&state.lock)
+            if state.slots < MAX_SLOTS:
+                slot = state.slots
+                arena.slot = slot
+                state.arenas[slot] = arena
+                state.table[slot].stream = stream
+                state.table[slot].unique_id = unique_id
+                state.table[slot].thread = thread
+                state.table[slot].waited = waited
+                state.slots += 1
+            spin_unlock(&state.lock)
+        if slot < 0:
+            if arena != NULL:
+                arena_delete(arena)
+            lazy_release(waited, MAX_SLOTS * sizeof(uint64_t))
+        return slot
+
+    cdef void retire_slot(self, int slot) noexcept nogil:
+        """Never use a slot's handle again; what it freed so far is marked first, if that can be."""
+        turn_take(&self.state.crossing_turn)
+        order_mark(&self.state, self.source, slot, atomic_read(self.state.arenas[slot].sequence))
+        self.state.table[slot].gone = True
+        turn_give(&self.state.crossing_turn)
+
+    cdef int reopen_slot(self, uint64_t stream, uint64_t unique_id, bint may_drain) noexcept nogil:
+        """Give a slot whose stream is gone to another stream; its number, or -1 where there is none.
+
+        Nothing of the old stream may be left: no live, pending or lent block, and every free complete.
+        """
+        cdef CoreState* state = &self.state
+        cdef uint32_t slot
+        cdef int found = -1
+        turn_take(&state.crossing_turn)
+        if not may_drain or order_drain(state, self.source) == STATUS_OK:
+            cross_recall(state, self.source)
+            for slot in range(1, state.slots):
+                if state.table[slot].unique_id and not order_reachable(self.source, &state.table[slot]):
+                    order_poll(state, self.source, slot)
+                    cross_ready(state, self.source, state.arenas[slot])
+                    if arena_at_rest(state.arenas[slot], atomic_read(state.table[slot].done)):
+                        state.table[slot].stream = stream
+                        state.table[slot].unique_id = unique_id
+                        state.table[slot].gone = False
+                        found = slot
+                        break
+        turn_give(&state.crossing_turn)
+        return found
 
     cdef void settle(self) noexcept nogil:
         """Bring every free block into the arenas' lists.
@@ -161,7 +295,7 @@ cdef class Core:
         self.state.committed -= nbytes
         spin_unlock(&self.state.lock)
 
-    cdef int _give_back(self, Segment* segment) noexcept nogil:
+    cdef int give_back(self, Segment* segment) noexcept nogil:
         atomic_add(self.state.source_calls, 1)
         return self.source.surrender(&segment.span, &segment.handle)
 
@@ -183,11 +317,11 @@ cdef class Core:
         segment.arena = arena
         if segment.address != segment.span.address and state.base_slack == 0:
             state.base_slack = GRANULE            # read and written in turns only
-            self._give_back(&segment)
+            self.give_back(&segment)
             return STATUS_MISALIGNED
         spin_lock(&state.lock)
         spin_lock(&arena.lock)
-        if self._enlist(&segment):
+        if self.enlist(&segment):
             # In the same breath, or another thread could take it and this one would grow once more.
             request.block_id = arena_take_aligned(
                 arena, request.nbytes, request.requested, request.alignment, request.tag)
@@ -197,47 +331,68 @@ cdef class Core:
         spin_unlock(&state.lock)
         if segment.edge == 0:
             request.no_record = True
-            self._give_back(&segment)
+            self.give_back(&segment)
             return STATUS_OUT_OF_MEMORY
         request.grown += nbytes
         return STATUS_OK
 
     cdef BlockId take(self, Request* request) noexcept nogil:
         """A block, by a hit or by the ladder; its number, or 0 with the reasons in the request."""
-        return request.block_id if _search(self, request) else self.miss(request)
+        if not self.climb(request, RUNG_SEARCH, RUNG_TRIM) and self.may_wait:
+            self.climb(request, RUNG_WAIT, RUNG_WAIT)
+        if request.block_id == 0:
+            self.count_failure()
+        return request.block_id
 
-    cdef BlockId miss(self, Request* request) noexcept nogil:
-        """Climb the ladder after the lists had nothing.  Takes no lock but for moments."""
+    cdef BlockId climb(self, Request* request, int first, int last) noexcept nogil:
+        """Try some rungs of the ladder.  Takes no lock but for moments."""
         cdef CoreState* state = &self.state
         cdef int rung
         self.settle()
-        for rung in range(RUNGS):
+        for rung in range(first, last + 1):
             atomic_add(state.rung_tries[rung], 1)
             request.tried |= <uint32_t> 1 << rung
             if LADDER[rung](self, request) or (rung > RUNG_SEARCH and _search(self, request)):
                 atomic_add(state.rung_hits[rung], 1)
                 break
-        if request.grown:
+        if request.grown and request.block_id:
             atomic_add(state.misses, 1)
-            atomic_add(state.missed_bytes, request.arena.blocks[request.block_id].nbytes)
-        if request.block_id == 0:
-            atomic_add(state.ooms, 1)
+            atomic_add(state.missed_bytes, request.requested)
         return request.block_id
+
+    cdef void count_failure(self) noexcept nogil:
+        atomic_add(self.state.ooms, 1)
 
     cdef bint put(self, uint64_t address, uint16_t hint) noexcept nogil:
         """Take back the live block at `address`, looking in the hinted slot's arena first."""
         cdef uint32_t slot
-        if self.arenas[hint] != NULL and core_deallocate(self, self.arenas[hint], address):
+        if core_deallocate(self, self.state.arenas[hint], address):
             return True
         for slot in range(self.state.slots):
-            if slot != hint and self.arenas[slot] != NULL and core_deallocate(self, self.arenas[slot], address):
+            if slot != hint and core_deallocate(self, self.state.arenas[slot], address):
                 return True
         return False
 
-    cdef bint _next_idle(self, uint64_t keep, Segment* idle) noexcept nogil:
-        """Take one wholly free segment out of the pool, if more than `keep` bytes are reserved."""
+    cdef int drain(self) noexcept nogil:
+        """Wait for all work on the device; then whatever was freed before is complete."""
+        cdef int status
+        turn_take(&self.state.crossing_turn)
+        status = order_drain(&self.state, self.source)
+        if status == STATUS_OK:
+            cross_recall(&self.state, self.source)
+            # What came home and merged has new stamps; the device is idle, so this costs little.
+            status = order_drain(&self.state, self.source)
+        turn_give(&self.state.crossing_turn)
+        return status
+
+    cdef bint next_idle(self, uint64_t keep, bint complete, Segment* idle) noexcept nogil:
+        """Take one wholly free segment out of the pool, if more than `keep` bytes are reserved.
+
+        `complete` leaves alone what a stream may still use.
+        """
         cdef CoreState* state = &self.state
         cdef uint32_t i
+        cdef Block* block
         cdef bint found = False
         spin_lock(&state.lock)
         for i in range(state.segment_count):
@@ -245,7 +400,9 @@ cdef class Core:
                 break
             idle[0] = state.segments[i]
             spin_lock(&idle.arena.lock)
-            found = arena_remove_segment(idle.arena, idle.edge, idle.nbytes)
+            block = &idle.arena.blocks[idle.arena.blocks[idle.edge].next]
+            if not complete or block.stamp <= atomic_read(state.table[idle.arena.slot].done):
+                found = arena_remove_segment(idle.arena, idle.edge, idle.nbytes)
             if found:
                 state.segment_count -= 1
                 state.segments[i] = state.segments[state.segment_count]
@@ -254,7 +411,7 @@ cdef class Core:
         spin_unlock(&state.lock)
         return found
 
-    cdef bint _enlist(self, Segment* segment) noexcept nogil:
+    cdef bint enlist(self, Segment* segment) noexcept nogil:
         """Make a segment part of the pool; False where no record is left.  `state.lock` is held."""
         cdef CoreState* state = &self.state
         segment.edge = 0
@@ -272,18 +429,19 @@ cdef class Core:
     cdef int release_idle(self, uint64_t keep, uint64_t* released) noexcept nogil:
         """Give wholly free segments back while more than `keep` bytes are reserved.
 
-        A segment that the source refuses to take stays in the pool; the status is returned.
+        Only what no work can touch.  A segment that the source refuses to take stays in the pool; the
+        status is returned.
         """
         cdef Segment idle
         cdef int status
         released[0] = 0
         self.settle()
-        while self._next_idle(keep, &idle):
-            status = self._give_back(&idle)
+        while self.next_idle(keep, True, &idle):
+            status = self.give_back(&idle)
             if status != STATUS_OK:
                 spin_lock(&self.state.lock)
                 spin_lock(&idle.arena.lock)
-                self._enlist(&idle)
+                self.enlist(&idle)
                 spin_unlock(&idle.arena.lock)
                 spin_unlock(&self.state.lock)
                 return status

@@ -1,13 +1,26 @@
 """Walks over all blocks of a pool: a consistent copy, and the proof of every invariant."""
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from vpool._base.lock cimport spin_lock, spin_unlock
-from vpool._base.types cimport BLOCK_EDGE, BLOCK_FREE, BLOCK_LIVE, BLOCK_UNUSED, GRANULE, Block, BlockId
+from vpool._base.types cimport (
+    BLOCK_EDGE,
+    BLOCK_FREE,
+    BLOCK_LENT,
+    BLOCK_LIVE,
+    BLOCK_PENDING,
+    BLOCK_UNUSED,
+    FLAG_USED,
+    GRANULE,
+    Block,
+    BlockId,
+)
 from vpool._management.arena cimport CLASS_BITS, CLASSES_PER_ROW, ROWS, Arena
-from vpool._management.core cimport Core, CoreState, Segment
+from vpool._management.core cimport Core
 from vpool._management.freelist cimport class_of
 from vpool._management.index cimport index_find
+from vpool._management.lend cimport lend_edge
+from vpool._management.state cimport CoreState, Segment
 
 
 cdef void _lock_all(Core core) noexcept nogil:
@@ -15,15 +28,13 @@ cdef void _lock_all(Core core) noexcept nogil:
     cdef uint32_t slot
     spin_lock(&core.state.lock)
     for slot in range(core.state.slots):
-        if core.arenas[slot] != NULL:
-            spin_lock(&core.arenas[slot].lock)
+        spin_lock(&core.state.arenas[slot].lock)
 
 
 cdef void _unlock_all(Core core) noexcept nogil:
     cdef uint32_t slot
     for slot in range(core.state.slots):
-        if core.arenas[slot] != NULL:
-            spin_unlock(&core.arenas[slot].lock)
+        spin_unlock(&core.state.arenas[slot].lock)
     spin_unlock(&core.state.lock)
 
 
@@ -35,62 +46,100 @@ cdef void walk_totals(Core core, Totals* totals) noexcept nogil:
     totals.reserved_bytes = core.state.reserved
     totals.peak_reserved_bytes = core.state.peak_reserved
     for slot in range(core.state.slots):
-        arena = core.arenas[slot]
-        if arena == NULL:
-            continue
+        arena = core.state.arenas[slot]
         totals.allocated_bytes += arena.allocated_bytes
         totals.requested_bytes += arena.requested_bytes
         totals.peak_allocated_bytes += arena.peak_allocated_bytes
         totals.peak_requested_bytes += arena.peak_requested_bytes
         totals.allocations += arena.allocations
         totals.live_blocks += arena.live_blocks
+        totals.pending_bytes += arena.pending_bytes
         totals.served_bytes += arena.served_bytes
+
+
+cdef void _link_loans(CoreState* state) noexcept nogil:
+    """Set `list_next` of every lent block to the edge of its extent, so that a walk can go on there."""
+    cdef uint32_t slot
+    cdef BlockId edge_id
+    cdef Arena* arena
+    for slot in range(state.slots):
+        arena = state.arenas[slot]
+        edge_id = arena.adopted
+        while edge_id:
+            (<Arena*> arena.blocks[edge_id].stamp).blocks[arena.blocks[edge_id].list_next].list_next = edge_id
+            edge_id = arena.blocks[edge_id].list_prev
+
+
+cdef struct Copying:
+    BlockCopy* blocks
+    uint64_t capacity
+    uint64_t count
+
+
+cdef void _copy_blocks(CoreState* state, Arena* arena, BlockId edge_id, uint32_t segment, Copying* copying) noexcept nogil:
+    """Copy the blocks behind an edge; those of a loan stand where the loan does."""
+    cdef BlockId block_id = arena.blocks[edge_id].next
+    cdef BlockId loan_id
+    cdef Block* block
+    cdef BlockCopy* copy
+    while block_id:
+        block = &arena.blocks[block_id]
+        loan_id = 0
+        if block.state == BLOCK_LENT:
+            loan_id = lend_edge(arena, block_id, state.arenas[block.slot])
+        if loan_id:
+            _copy_blocks(state, state.arenas[block.slot], loan_id, segment, copying)
+        else:
+            if copying.count < copying.capacity:
+                copy = &copying.blocks[copying.count]
+                copy.address = block.address
+                copy.nbytes = block.nbytes
+                copy.requested = block.stamp if block.state == BLOCK_LIVE else 0
+                copy.segment = segment
+                copy.stream = block.slot
+                copy.tag = block.tag if block.state == BLOCK_LIVE else 0
+                # A loan on its way from one arena to another is free, but nobody's yet.
+                copy.state = <uint8_t> (BLOCK_PENDING if block.state == BLOCK_LENT else block.state)
+            copying.count += 1
+        block_id = block.next
 
 
 cdef uint64_t walk_copy(Core core, BlockCopy* blocks, uint64_t capacity, SegmentCopy* segments,
                         uint32_t segment_capacity, uint32_t* segment_count, Totals* totals) noexcept nogil:
     """Copy every block and segment out; the number of blocks there are, all copied only if they fit."""
     cdef CoreState* state = &core.state
-    cdef uint64_t count = 0
+    cdef Copying copying
     cdef uint32_t i
     cdef Segment* segment
-    cdef Block* block
-    cdef BlockCopy* copy
-    cdef BlockId block_id
+    copying.blocks = blocks
+    copying.capacity = capacity
+    copying.count = 0
     core.settle()
     _lock_all(core)
     segment_count[0] = state.segment_count
     walk_totals(core, totals)
+    _link_loans(state)
     for i in range(state.segment_count):
         segment = &state.segments[i]
         if i < segment_capacity:
             segments[i].address = segment.address
             segments[i].nbytes = segment.span.nbytes
             segments[i].stream = segment.arena.slot
-        block_id = segment.arena.blocks[segment.edge].next
-        while block_id:
-            block = &segment.arena.blocks[block_id]
-            if count < capacity:
-                copy = &blocks[count]
-                copy.address = block.address
-                copy.nbytes = block.nbytes
-                copy.requested = block.stamp if block.state == BLOCK_LIVE else 0
-                copy.segment = i
-                copy.stream = block.slot
-                copy.tag = block.tag if block.state == BLOCK_LIVE else 0
-                copy.state = block.state
-            count += 1
-            block_id = block.next
+        _copy_blocks(state, segment.arena, segment.edge, i, &copying)
     _unlock_all(core)
-    return count
+    return copying.count
 
 
 cdef struct Tally:
     uint64_t edges
     uint64_t live
     uint64_t free
+    uint64_t pending
+    uint64_t lent
     uint64_t allocated
     uint64_t requested
+    uint64_t pending_bytes
+    uint64_t lent_bytes
 
 
 cdef bint _expect(Broken* broken, bint holds, const char* what, uint64_t address, uint64_t found,
@@ -103,11 +152,47 @@ cdef bint _expect(Broken* broken, bint holds, const char* what, uint64_t address
     return holds
 
 
-cdef bint _check_segment(Segment* segment, Tally* tally, Broken* broken) noexcept nogil:
-    """Blocks tile the segment, link both ways, and no two neighbours are free."""
-    cdef Arena* arena = segment.arena
-    cdef uint64_t at = segment.address
-    cdef BlockId before = segment.edge
+cdef bint _check_live(Arena* arena, BlockId block_id, Tally* tally, Broken* broken) noexcept nogil:
+    cdef Block* block = &arena.blocks[block_id]
+    tally.live += 1
+    tally.allocated += block.nbytes
+    tally.requested += block.stamp
+    return (
+        _expect(broken, index_find(arena, block.address) == block_id, b"the index finds a live block", block.address,
+                index_find(arena, block.address), block_id)
+        and _expect(broken, block.stamp <= block.nbytes, b"requested bytes fit the block", block.address, block.stamp,
+                    block.nbytes)
+        and _expect(broken, block.slot == arena.slot, b"a live block's slot is its arena's", block.address, block.slot,
+                    arena.slot)
+        and _expect(broken, (block.flags & FLAG_USED != 0) == (arena.uses[block_id] != 0),
+                    b"a block that is used elsewhere says so", block.address, block.flags, arena.uses[block_id])
+    )
+
+
+cdef bint _check_state(Arena* arena, BlockId block_id, BlockId before, Tally* tally, Broken* broken) noexcept nogil:
+    """What a block in its state promises."""
+    cdef Block* block = &arena.blocks[block_id]
+    if block.state == BLOCK_LIVE:
+        return _check_live(arena, block_id, tally, broken)
+    if block.state == BLOCK_FREE:
+        tally.free += 1
+        return _expect(broken, arena.blocks[before].state != BLOCK_FREE, b"no two free neighbours", block.address,
+                       before, 0)
+    if block.state == BLOCK_PENDING:
+        tally.pending += 1
+        tally.pending_bytes += block.nbytes
+        return _expect(broken, arena.uses[block_id] != 0, b"a pending block waits for something", block.address, 0, 1)
+    tally.lent += 1
+    tally.lent_bytes += block.nbytes
+    return _expect(broken, block.state == BLOCK_LENT, b"a block's state is one of a block's", block.address,
+                   block.state, BLOCK_LENT)
+
+
+cdef bint _check_blocks(Arena* arena, BlockId edge_id, uint64_t address, uint64_t nbytes, Tally* tally,
+                        Broken* broken) noexcept nogil:
+    """Blocks tile their segment or extent, link both ways, and no two neighbours are free."""
+    cdef uint64_t at = address
+    cdef BlockId before = edge_id
     cdef BlockId block_id = arena.blocks[before].next
     cdef Block* block
     tally.edges += 1
@@ -122,33 +207,35 @@ cdef bint _check_segment(Segment* segment, Tally* tally, Broken* broken) noexcep
             and _expect(broken, block.nbytes > 0 and block.nbytes % GRANULE == 0, b"size is whole granules", at,
                         block.nbytes, GRANULE)
             and _expect(broken, block.prev == before, b"neighbours link both ways", at, block.prev, before)
-            and _expect(broken, block.state == BLOCK_LIVE or block.state == BLOCK_FREE, b"state is live or free", at,
-                        block.state, BLOCK_LIVE)
+            and _check_state(arena, block_id, before, tally, broken)
         ):
             return False
-        if block.state == BLOCK_LIVE:
-            tally.live += 1
-            tally.allocated += block.nbytes
-            tally.requested += block.stamp
-            if not (
-                _expect(broken, index_find(arena, at) == block_id, b"the index finds a live block", at,
-                        index_find(arena, at), block_id)
-                and _expect(broken, block.stamp <= block.nbytes, b"requested bytes fit the block", at, block.stamp,
-                            block.nbytes)
-                and _expect(broken, block.slot == arena.slot, b"a block's slot is its arena's", at, block.slot,
-                            arena.slot)
-            ):
-                return False
-        else:
-            tally.free += 1
-            if not _expect(broken, arena.blocks[before].state != BLOCK_FREE,
-                           b"no two free neighbours", at, before, 0):
-                return False
         at += block.nbytes
         before = block_id
         block_id = block.next
-    return _expect(broken, at == segment.address + segment.nbytes, b"blocks fill their segment", segment.address,
-                   at - segment.address, segment.nbytes)
+    return _expect(broken, at == address + nbytes, b"blocks fill their segment", address, at - address, nbytes)
+
+
+cdef bint _check_extents(Arena* arena, Tally* tally, uint64_t* adopted, Broken* broken) noexcept nogil:
+    """Every extent is a loan of its owner's, and in itself as sound as a segment."""
+    cdef BlockId edge_id = arena.adopted
+    cdef BlockId before = 0
+    cdef Block* edge
+    cdef Block* loan
+    while edge_id:
+        edge = &arena.blocks[edge_id]
+        loan = &(<Arena*> edge.stamp).blocks[edge.list_next]
+        adopted[0] += loan.nbytes
+        if not (
+            _expect(broken, edge.prev == before, b"extents link both ways", edge.address, edge.prev, before)
+            and _expect(broken, loan.state == BLOCK_LENT and loan.address == edge.address, b"an extent is lent",
+                        edge.address, loan.address, edge.address)
+            and _check_blocks(arena, edge_id, edge.address, loan.nbytes, tally, broken)
+        ):
+            return False
+        before = edge_id
+        edge_id = edge.list_prev
+    return True
 
 
 cdef bint _check_class(Arena* arena, uint32_t number, uint64_t* listed, Broken* broken) noexcept nogil:
@@ -183,8 +270,14 @@ cdef bint _check_arena(Arena* arena, Tally* tally, Broken* broken) noexcept nogi
     cdef uint64_t listed = 0
     cdef uint64_t indexed = 0
     cdef uint64_t spare = 0
+    cdef uint64_t pending = 0
+    cdef uint64_t records = 1 + tally.edges + tally.live + tally.free + tally.pending + tally.lent
     cdef uint32_t number
     cdef BlockId block_id
+    block_id = arena.pending_first
+    while block_id and pending <= arena.pending_blocks:
+        pending += 1
+        block_id = arena.blocks[block_id].list_next
     for number in range(<uint32_t> (ROWS * CLASSES_PER_ROW)):
         if not _check_class(arena, number, &listed, broken):
             return False
@@ -219,8 +312,15 @@ cdef bint _check_arena(Arena* arena, Tally* tally, Broken* broken) noexcept nogi
                     0, arena.peak_allocated_bytes, arena.allocated_bytes)
         and _expect(broken, arena.peak_requested_bytes >= arena.requested_bytes, b"a peak is no less than the figure",
                     0, arena.peak_requested_bytes, arena.requested_bytes)
-        and _expect(broken, 1 + tally.edges + tally.live + tally.free + spare == arena.fresh, b"no record is lost", 0,
-                    1 + tally.edges + tally.live + tally.free + spare, arena.fresh)
+        and _expect(broken, records + spare == arena.fresh, b"no record is lost", 0, records + spare, arena.fresh)
+        and _expect(broken, pending == tally.pending, b"every pending block is listed once", 0, pending, tally.pending)
+        and _expect(broken, arena.pending_blocks == tally.pending, b"pending blocks are counted", 0,
+                    arena.pending_blocks, tally.pending)
+        and _expect(broken, arena.pending_bytes == tally.pending_bytes, b"pending bytes add up", 0,
+                    arena.pending_bytes, tally.pending_bytes)
+        and _expect(broken, arena.lent_blocks == tally.lent, b"lent blocks are counted", 0, arena.lent_blocks, tally.lent)
+        and _expect(broken, arena.lent_bytes == tally.lent_bytes, b"lent bytes add up", 0, arena.lent_bytes,
+                    tally.lent_bytes)
     )
 
 
@@ -228,7 +328,11 @@ cdef void walk_check(Core core, Broken* broken) noexcept nogil:
     """Look whether every invariant holds; `broken` names the first that does not."""
     cdef CoreState* state = &core.state
     cdef Tally tally
+    cdef Arena* arena
+    cdef Segment* segment
     cdef uint64_t reserved = 0
+    cdef uint64_t lent = 0
+    cdef uint64_t adopted = 0
     cdef uint32_t slot, i
     memset(broken, 0, sizeof(Broken))
     core.settle()
@@ -236,14 +340,20 @@ cdef void walk_check(Core core, Broken* broken) noexcept nogil:
     for i in range(state.segment_count):
         reserved += state.segments[i].span.nbytes
     for slot in range(state.slots):
-        if core.arenas[slot] == NULL:
-            continue
+        arena = state.arenas[slot]
         memset(&tally, 0, sizeof(Tally))
         for i in range(state.segment_count):
-            if state.segments[i].arena == core.arenas[slot] and not _check_segment(&state.segments[i], &tally, broken):
+            segment = &state.segments[i]
+            if segment.arena == arena and not _check_blocks(
+                    arena, segment.edge, segment.address, segment.nbytes, &tally, broken):
                 break
-        if broken.what != NULL or not _check_arena(core.arenas[slot], &tally, broken):
+        if broken.what != NULL or not _check_extents(arena, &tally, &adopted, broken):
             break
+        if not _check_arena(arena, &tally, broken):
+            break
+        lent += tally.lent_bytes
+    # Loans on their way are with neither side; they are the rest.
+    _expect(broken, broken.what != NULL or adopted <= lent, b"what arenas have of others is lent", 0, adopted, lent)
     _expect(broken, reserved == state.reserved, b"reserved bytes add up", 0, state.reserved, reserved)
     _expect(broken, state.committed >= state.reserved, b"what is reserved is committed", 0, state.committed,
             state.reserved)

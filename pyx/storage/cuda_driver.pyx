@@ -8,7 +8,7 @@ from cpython.exc cimport PyErr_Clear
 from cuda.bindings cimport cydriver, cyruntime
 from libc.stdint cimport uint32_t, uint64_t
 
-from vpool._storage.driver cimport STATUS_NEEDS_NEWER_DRIVER, STATUS_OK, Driver
+from vpool._storage.driver cimport STATUS_NEEDS_NEWER_DRIVER, STATUS_NOT_READY, STATUS_OK, Driver
 
 ctypedef int (*malloc_t)(void** address, size_t nbytes) noexcept nogil
 ctypedef int (*free_t)(void* address) noexcept nogil
@@ -18,6 +18,11 @@ ctypedef int (*set_int_t)(int value) noexcept nogil
 ctypedef int (*copy_t)(void* to, const void* source, size_t nbytes, int kind) noexcept nogil
 ctypedef int (*fill_t)(uint64_t address, unsigned int word, size_t words, void* stream) noexcept nogil
 ctypedef int (*plain_t)() noexcept nogil
+ctypedef int (*stream_id_t)(void* stream, unsigned long long* unique_id) noexcept nogil
+ctypedef int (*event_create_t)(void** event, unsigned int flags) noexcept nogil
+ctypedef int (*event_t)(void* event) noexcept nogil
+ctypedef int (*event_record_t)(void* event, void* stream) noexcept nogil
+ctypedef int (*stream_wait_t)(void* stream, void* event, unsigned int flags) noexcept nogil
 ctypedef const char* (*name_t)(int status) noexcept nogil
 
 cdef void* LEGACY_STREAM = <void*> 1
@@ -79,6 +84,41 @@ cdef int _synchronize(void* context) noexcept nogil:
     return _settled((<plain_t> cyruntime.cudaDeviceSynchronize)())
 
 
+cdef inline void* _stream(uint64_t stream) noexcept nogil:
+    # 0 means another stream in a per-thread build of the runtime, so the legacy stream goes by its name.
+    return <void*> stream if stream else LEGACY_STREAM
+
+
+cdef int _stream_id(void* context, uint64_t stream, uint64_t* unique_id) noexcept nogil:
+    return _settled((<stream_id_t> cyruntime.cudaStreamGetId)(_stream(stream), <unsigned long long*> unique_id))
+
+
+cdef int _event_create(void* context, uint64_t* event) noexcept nogil:
+    return _settled((<event_create_t> cyruntime.cudaEventCreateWithFlags)(
+        <void**> event, cyruntime.cudaEventDisableTiming))
+
+
+cdef int _event_destroy(void* context, uint64_t event) noexcept nogil:
+    return _settled((<event_t> cyruntime.cudaEventDestroy)(<void*> event))
+
+
+cdef int _event_record(void* context, uint64_t event, uint64_t stream) noexcept nogil:
+    return _settled((<event_record_t> cyruntime.cudaEventRecord)(<void*> event, _stream(stream)))
+
+
+cdef int _event_query(void* context, uint64_t event) noexcept nogil:
+    cdef int status = (<event_t> cyruntime.cudaEventQuery)(<void*> event)
+    return status if status == STATUS_NOT_READY else _settled(status)
+
+
+cdef int _event_synchronize(void* context, uint64_t event) noexcept nogil:
+    return _settled((<event_t> cyruntime.cudaEventSynchronize)(<void*> event))
+
+
+cdef int _stream_wait_event(void* context, uint64_t stream, uint64_t event) noexcept nogil:
+    return _settled((<stream_wait_t> cyruntime.cudaStreamWaitEvent)(_stream(stream), <void*> event, 0))
+
+
 cdef const char* _error_name(int status) noexcept nogil:
     return (<name_t> cyruntime.cudaGetErrorName)(status)
 
@@ -108,4 +148,11 @@ cdef class CudaDriver(Driver):
         self.table.read = _read
         self.table.write = _write
         self.table.synchronize = _synchronize
+        self.table.stream_id = _stream_id
+        self.table.event_create = _event_create
+        self.table.event_destroy = _event_destroy
+        self.table.event_record = _event_record
+        self.table.event_query = _event_query
+        self.table.event_synchronize = _event_synchronize
+        self.table.stream_wait_event = _stream_wait_event
         self.table.error_name = _error_name

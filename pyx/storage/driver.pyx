@@ -8,7 +8,8 @@ from vpool.errors import SourceError
 
 CALL_NAMES = (
     "malloc", "free", "memory_info", "device_count", "get_device", "set_device", "fill", "read", "write",
-    "synchronize",
+    "synchronize", "stream_id", "event_create", "event_destroy", "event_record", "event_query",
+    "event_synchronize", "stream_wait_event",
 )
 
 
@@ -23,7 +24,7 @@ cdef inline int _refused(Driver driver, Call call) noexcept nogil:
 
 cdef inline int _finished(Driver driver, Call call, uint64_t started, int status) noexcept nogil:
     atomic_add(driver.stats[<int> call].nanoseconds, now_ns() - started)
-    if status != STATUS_OK:
+    if status != STATUS_OK and status != STATUS_NOT_READY:
         atomic_add(driver.stats[<int> call].failures, 1)
     return status
 
@@ -103,6 +104,55 @@ cdef class Driver:
         if status == STATUS_OK:
             status = self.table.synchronize(self.context)
         return _finished(self, CALL_SYNCHRONIZE, started, status)
+
+    cdef int stream_id(self, uint64_t stream, uint64_t* unique_id) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_STREAM_ID)
+        if status == STATUS_OK:
+            status = self.table.stream_id(self.context, stream, unique_id)
+        return _finished(self, CALL_STREAM_ID, started, status)
+
+    cdef int event_create(self, uint64_t* event) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_EVENT_CREATE)
+        if status == STATUS_OK:
+            status = self.table.event_create(self.context, event)
+        return _finished(self, CALL_EVENT_CREATE, started, status)
+
+    cdef int event_destroy(self, uint64_t event) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_EVENT_DESTROY)
+        if status == STATUS_OK:
+            status = self.table.event_destroy(self.context, event)
+        return _finished(self, CALL_EVENT_DESTROY, started, status)
+
+    cdef int event_record(self, uint64_t event, uint64_t stream) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_EVENT_RECORD)
+        if status == STATUS_OK:
+            status = self.table.event_record(self.context, event, stream)
+        return _finished(self, CALL_EVENT_RECORD, started, status)
+
+    cdef int event_query(self, uint64_t event) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_EVENT_QUERY)
+        if status == STATUS_OK:
+            status = self.table.event_query(self.context, event)
+        return _finished(self, CALL_EVENT_QUERY, started, status)
+
+    cdef int event_synchronize(self, uint64_t event) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_EVENT_SYNCHRONIZE)
+        if status == STATUS_OK:
+            status = self.table.event_synchronize(self.context, event)
+        return _finished(self, CALL_EVENT_SYNCHRONIZE, started, status)
+
+    cdef int stream_wait_event(self, uint64_t stream, uint64_t event) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_STREAM_WAIT_EVENT)
+        if status == STATUS_OK:
+            status = self.table.stream_wait_event(self.context, stream, event)
+        return _finished(self, CALL_STREAM_WAIT_EVENT, started, status)
 
     def error_name(self, int status):
         """Name of a status code, as CUDA spells it."""

@@ -7,11 +7,11 @@ from libc.stdint cimport uint64_t
 
 from vpool._base.lock cimport spin_lock, spin_unlock
 from vpool._storage.driver cimport (
+    STATUS_CAPTURE_UNSUPPORTED,
     STATUS_INVALID_DEVICE,
     STATUS_INVALID_VALUE,
     STATUS_OK,
     STATUS_OUT_OF_MEMORY,
-    Driver,
 )
 from vpool._storage.host_driver cimport (
     host_fill,
@@ -19,9 +19,9 @@ from vpool._storage.host_driver cimport (
     host_read,
     host_unmap,
     host_write,
-    nothing_to_wait_for,
     status_name,
 )
+from vpool._storage.simulated_streams cimport StreamedDriver, forbidden_in_capture
 
 cdef extern from *:
     """
@@ -34,6 +34,8 @@ cdef int _malloc(void* context, uint64_t* address, uint64_t nbytes) noexcept nog
     cdef FakeCuda* machine = <FakeCuda*> context
     cdef int device = current_device
     cdef bint fits
+    if forbidden_in_capture(context):
+        return STATUS_CAPTURE_UNSUPPORTED
     spin_lock(&machine.lock)
     fits = nbytes <= machine.capacity - machine.used[device]
     if fits:
@@ -45,6 +47,8 @@ cdef int _malloc(void* context, uint64_t* address, uint64_t nbytes) noexcept nog
 cdef int _free(void* context, uint64_t address, uint64_t nbytes) noexcept nogil:
     cdef FakeCuda* machine = <FakeCuda*> context
     cdef bint known
+    if forbidden_in_capture(context):
+        return STATUS_CAPTURE_UNSUPPORTED
     spin_lock(&machine.lock)
     # Stricter than CUDA, which frees from any device: vpool promises to free on the pool's own.
     known = nbytes <= machine.used[current_device]
@@ -79,7 +83,7 @@ cdef int _set_device(void* context, int device) noexcept nogil:
     return STATUS_OK
 
 
-cdef class FakeCudaDriver(Driver):
+cdef class FakeCudaDriver(StreamedDriver):
     """A machine of `devices` devices with `capacity` bytes each."""
 
     def __cinit__(self, uint64_t capacity, int devices=1):
@@ -88,6 +92,7 @@ cdef class FakeCudaDriver(Driver):
         self.machine.devices = devices
         self.machine.capacity = capacity
         self.context = &self.machine
+        self.give_streams(&self.machine.streams)
         self.table.malloc = _malloc
         self.table.free = _free
         self.table.memory_info = _memory_info
@@ -97,7 +102,6 @@ cdef class FakeCudaDriver(Driver):
         self.table.fill = host_fill
         self.table.read = host_read
         self.table.write = host_write
-        self.table.synchronize = nothing_to_wait_for
         self.table.error_name = status_name
 
     def used(self, int device=0):

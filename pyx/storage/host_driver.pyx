@@ -10,8 +10,8 @@ from vpool._storage.driver cimport (
     STATUS_NEEDS_NEWER_DRIVER,
     STATUS_OK,
     STATUS_OUT_OF_MEMORY,
-    Driver,
 )
+from vpool._storage.simulated_streams cimport StreamedDriver
 
 cdef extern from "unistd.h" nogil:
     int _SC_PHYS_PAGES
@@ -92,14 +92,12 @@ cdef int one_device_set(void* context, int device) noexcept nogil:
     return STATUS_OK if device == 0 else STATUS_INVALID_DEVICE
 
 
-cdef int nothing_to_wait_for(void* context) noexcept nogil:
-    return STATUS_OK
-
-
-cdef class HostDriver(Driver):
+cdef class HostDriver(StreamedDriver):
     """Anonymous mappings of this process."""
 
     def __cinit__(self):
+        self.context = &self.head
+        self.give_streams(&self.head)
         self.table.malloc = _malloc
         self.table.free = _free
         self.table.memory_info = _memory_info
@@ -109,5 +107,4 @@ cdef class HostDriver(Driver):
         self.table.fill = host_fill
         self.table.read = host_read
         self.table.write = host_write
-        self.table.synchronize = nothing_to_wait_for
         self.table.error_name = status_name

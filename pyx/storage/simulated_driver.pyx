@@ -2,14 +2,14 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from vpool._base.lock cimport spin_lock, spin_unlock
-from vpool._storage.driver cimport STATUS_INVALID_VALUE, STATUS_OK, STATUS_OUT_OF_MEMORY, Driver
+from vpool._storage.driver cimport STATUS_CAPTURE_UNSUPPORTED, STATUS_INVALID_VALUE, STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.host_driver cimport (
-    nothing_to_wait_for,
     one_device_count,
     one_device_get,
     one_device_set,
     status_name,
 )
+from vpool._storage.simulated_streams cimport StreamedDriver, forbidden_in_capture
 
 cdef uint64_t FIRST_ADDRESS = (<uint64_t> 1) << 40
 
@@ -17,6 +17,8 @@ cdef uint64_t FIRST_ADDRESS = (<uint64_t> 1) << 40
 cdef int _malloc(void* context, uint64_t* address, uint64_t nbytes) noexcept nogil:
     cdef SimulatedDevice* device = <SimulatedDevice*> context
     cdef int status = STATUS_OUT_OF_MEMORY
+    if forbidden_in_capture(context):
+        return STATUS_CAPTURE_UNSUPPORTED
     spin_lock(&device.lock)
     if nbytes <= device.capacity - device.used and device.busy <= device.capacity - device.used - nbytes:
         address[0] = device.next_address
@@ -30,6 +32,8 @@ cdef int _malloc(void* context, uint64_t* address, uint64_t nbytes) noexcept nog
 
 cdef int _free(void* context, uint64_t address, uint64_t nbytes) noexcept nogil:
     cdef SimulatedDevice* device = <SimulatedDevice*> context
+    if forbidden_in_capture(context):
+        return STATUS_CAPTURE_UNSUPPORTED
     spin_lock(&device.lock)
     device.used -= nbytes
     spin_unlock(&device.lock)
@@ -58,7 +62,7 @@ cdef int _no_memory_to_write(void* context, uint64_t address, const void* host, 
     return STATUS_INVALID_VALUE
 
 
-cdef class SimulatedDriver(Driver):
+cdef class SimulatedDriver(StreamedDriver):
     """Addresses only.
 
     Parameters
@@ -74,6 +78,7 @@ cdef class SimulatedDriver(Driver):
         self.device.capacity = capacity
         self.device.next_address = FIRST_ADDRESS + base_offset
         self.context = &self.device
+        self.give_streams(&self.device.streams)
         self.table.malloc = _malloc
         self.table.free = _free
         self.table.memory_info = _memory_info
@@ -83,7 +88,6 @@ cdef class SimulatedDriver(Driver):
         self.table.fill = _no_memory_to_fill
         self.table.read = _no_memory_to_read
         self.table.write = _no_memory_to_write
-        self.table.synchronize = nothing_to_wait_for
         self.table.error_name = status_name
 
     @property

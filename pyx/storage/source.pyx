@@ -127,13 +127,20 @@ cdef class Source:
             return status
         return self._leave_device(previous, self.driver.memory_info(free, total))
 
-    cdef int wait_for_stream(self, uint64_t stream) noexcept nogil:
-        """Return when the work that was queued on `stream` is complete."""
+    cdef int create_event(self, uint64_t* event) noexcept nogil:
+        """An event of this device: one of another device could not be recorded on its streams."""
         cdef int previous
         cdef int status = self._enter_device(&previous)
         if status != STATUS_OK:
             return status
-        # The whole device: right for every stream, also for one that is gone.
+        return self._leave_device(previous, self.driver.event_create(event))
+
+    cdef int synchronize(self) noexcept nogil:
+        """Return when all work that was queued on the device is complete."""
+        cdef int previous
+        cdef int status = self._enter_device(&previous)
+        if status != STATUS_OK:
+            return status
         return self._leave_device(previous, self.driver.synchronize())
 
     cdef int fill(self, uint64_t address, uint32_t word, uint64_t words) noexcept nogil:

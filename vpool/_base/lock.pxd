@@ -46,6 +46,7 @@ cdef extern from *:
     #define VPOOL_READ(field) __atomic_load_n(&(field), __ATOMIC_RELAXED)
     #define VPOOL_WRITE(field, value) __atomic_store_n(&(field), (value), __ATOMIC_RELAXED)
     #define VPOOL_ADD(field, value) __atomic_add_fetch(&(field), (value), __ATOMIC_RELAXED)
+    #define VPOOL_EXCHANGE(field, value) __atomic_exchange_n(&(field), (value), __ATOMIC_SEQ_CST)
     #endif
     """
     ctypedef struct SpinLock "vpool_spin":
@@ -58,4 +59,6 @@ cdef extern from *:
     # Plain counters that others read without the lock: relaxed atomics, so no torn value is seen.
     unsigned long long atomic_read "VPOOL_READ"(unsigned long long field) noexcept nogil
     void atomic_write "VPOOL_WRITE"(unsigned long long field, unsigned long long value) noexcept nogil
+    unsigned long long atomic_exchange "VPOOL_EXCHANGE"(
+        unsigned long long field, unsigned long long value) noexcept nogil
     unsigned long long atomic_add "VPOOL_ADD"(unsigned long long field, long long value) noexcept nogil

@@ -26,12 +26,13 @@ cdef extern from *:
     typedef struct vpool_block {
         uint64_t address;     /* a multiple of 256 */
         uint64_t nbytes;      /* a multiple of 256; 64 bits, so no block is limited to 2 TiB */
-        uint64_t stamp;       /* live: requested bytes; free or pending: sequence number of the free */
+        uint64_t stamp;       /* live: requested bytes; free: the arena's `sequence` at the free */
         uint32_t prev;        /* neighbours by address in the same segment: an edge before its first
                                  block, 0 behind its last */
         uint32_t next;
         uint32_t list_prev;   /* free: neighbours in the free list of the class */
-        uint32_t list_next;   /* live: next in the chain of the address index */
+        uint32_t list_next;   /* live: next in the chain of the address index; edge of an
+                                 extent: the owner's lent block */
         uint16_t slot;        /* stream slot that the block was allocated for, or freed on */
         uint16_t tag;
         uint16_t generation;  /* counts the frees of this record: an old (number, generation) is stale */
@@ -83,7 +84,11 @@ cdef enum BlockState:
     BLOCK_FREE = 2
     BLOCK_PENDING = 3             # freed, but some stream may still use it
     BLOCK_UNMAPPED = 4            # address space without memory
-    BLOCK_EDGE = 5                # of no bytes, before the first block of a segment
+    BLOCK_EDGE = 5                # of no bytes, before the first block of a segment or an extent
+    BLOCK_LENT = 6                # another slot's arena has the memory, as an extent of its own
+
+cdef enum BlockFlag:
+    FLAG_USED = 1                 # live, and recorded for further streams
 
 
 cdef inline uint64_t round_up(uint64_t nbytes, uint64_t unit) noexcept nogil:

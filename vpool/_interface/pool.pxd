@@ -2,16 +2,18 @@
 from libc.stdint cimport uint16_t, uint64_t
 
 from vpool._base.types cimport BlockId
+from vpool._interface.streams cimport StreamTable
 from vpool._management.arena cimport Arena
-from vpool._management.core cimport Core, Request
+from vpool._management.core cimport Core
+from vpool._management.state cimport Request
 
 
 cdef class Pool:
     cdef Core core
     cdef Arena* default_arena     # of slot 0, the legacy default stream
-    cdef dict slots               # stream handle -> slot
-    cdef list handles             # slot -> stream handle
-    cdef object opening           # threading.Lock for `slots` and `handles`
+    cdef StreamTable streams
+    cdef list callbacks           # (-priority, number, function), in the order of calling
+    cdef object pressed           # threading.local: whether this thread is calling them
     cdef readonly str name
     cdef readonly object strategy
     cdef object __weakref__
@@ -22,6 +24,9 @@ cdef class Pool:
     cdef int take_back(self, uint64_t address, stream) except -1
     cdef int after_free(self) except -1
     cdef bint holds(self, uint64_t address) noexcept
+    cdef _ask_python(self, Request* request)
+    cdef bint _retry(self, Request* request, int rung)
+    cdef _log_growth(self, Request* request)
     cdef _failure(self, Request* request)
     cdef _stray(self, uint64_t address)
 

@@ -2,4 +2,4 @@
 from vpool._management.core cimport Core
 
 
-cdef tuple copy_records(Core core, str name, list handles)
+cdef tuple copy_records(Core core, str name)

@@ -13,6 +13,13 @@ cdef enum:
     CLASSES_PER_ROW = 1 << CLASS_BITS
     ROWS = 52                     # sizes up to 2**63 - 1 in granules of 2**8
 
+cdef struct Dependency:
+    # A stream that a block was recorded for.  In a live block's list `number` means nothing yet; the
+    # free stamps it.
+    Arena* arena                  # of that stream
+    uint64_t number               # work up to this stamp has to be complete, or waited for
+    uint32_t next
+
 cdef struct Arena:
     # Guards every field below and every record of this arena's blocks; `_base/lock.pxd` has the rule.
     # Order: a pool's `CoreState.lock` first, then an arena's; several arenas only under that, by rising slot.
@@ -38,7 +45,24 @@ cdef struct Arena:
     uint64_t peak_requested_bytes
     uint64_t served_bytes         # of every block ever lent
     uint64_t allocations
-    uint64_t sequence             # number of the latest free
+    # The stamp of the next free: the number that the next marker on this slot's stream will have.
+    # Raised by `order_mark` before it records the marker, so whatever was freed with a lower stamp is
+    # covered by it: the work was queued before the free, the free before the raise.
+    uint64_t sequence
+    # Pending blocks, oldest first, linked like a free list; each has dependencies in `uses`.
+    BlockId pending_first
+    BlockId pending_last
+    uint32_t pending_blocks
+    uint64_t pending_bytes
+    uint32_t* uses                # [block]: first of the dependencies of a live or pending block
+    Dependency* dependencies
+    uint32_t dependency_fresh
+    uint32_t dependency_spare
+    uint32_t dependency_capacity
+    # Blocks that other arenas have (state LENT), and extents that this one has from others.
+    uint32_t lent_blocks
+    uint64_t lent_bytes
+    BlockId adopted               # edges of the extents, linked by `prev` and `list_prev`
     # Segregated free lists: bit c of columns[r] says that heads[32 r + c] is not empty, bit r of rows
     # that columns[r] is not zero.
     uint64_t rows
@@ -55,4 +79,5 @@ cdef bint arena_remove_segment(Arena* arena, BlockId edge_id, uint64_t nbytes) n
 cdef BlockId arena_find_aligned(Arena* arena, uint64_t nbytes, uint64_t alignment) noexcept nogil
 cdef BlockId arena_take_aligned(Arena* arena, uint64_t nbytes, uint64_t requested, uint64_t alignment,
                                 uint16_t tag) noexcept nogil
+cdef bint arena_at_rest(Arena* arena, uint64_t done) noexcept nogil
 cdef BlockId arena_containing(Arena* arena, BlockId edge_id, uint64_t address) noexcept nogil

@@ -2,95 +2,36 @@
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from vpool._base.lock cimport SpinLock, spin_lock, spin_unlock
-from vpool._base.turn cimport Turn
-from vpool._base.types cimport GRANULE, MAX_SLOTS, BlockId, round_up, unlikely
+from vpool._base.lock cimport spin_lock, spin_unlock
+from vpool._base.types cimport GRANULE, BlockId, round_up, unlikely
 from vpool._management.arena cimport Arena
 from vpool._management.hit cimport hit_put, hit_take
 from vpool._management.index cimport index_remove
-from vpool._storage.source cimport Handle, Range, Source
-
-cdef enum StateBit:
-    # The state word is 0 in the common case, the only test that a hit makes.  Whatever must see every
-    # call (recording, debugging, tags, limits by tag) sets a bit of its own and is looked at there.
-    STATE_CLOSED = 1
-
-cdef enum Rung:
-    # What a miss tries, in this order; after each the lists are searched again.
-    RUNG_SEARCH                   # all of the request's own class, not only its head
-    RUNG_GROW
-    RUNGS
-
-cdef struct GrowthRule:
-    uint64_t initial              # bytes of the first segment
-    double factor                 # of the total, if `step` is 0
-    uint64_t step                 # bytes of each further segment
-
-cdef struct Segment:
-    Range span                    # what the source gave
-    Handle handle
-    uint64_t address              # the part of it that whole granules cover
-    uint64_t nbytes
-    Arena* arena
-    BlockId edge                  # the record before its first block
-
-cdef struct Request:
-    # In: what is asked for.
-    Arena* arena
-    uint64_t requested            # bytes, as the caller said
-    uint64_t nbytes               # after rounding
-    uint64_t alignment
-    uint16_t tag
-    # Out: the block, and what happened on the way.
-    BlockId block_id
-    uint64_t address
-    uint32_t tried                # bit r: rung r was tried
-    uint64_t grown                # bytes of the segment that was added
-    uint64_t refused              # bytes of the smallest request that the source refused
-    int status                    # of the source's last refusal
-    bint no_record                # host memory for block records ran out
-
-cdef struct CoreState:
-    uint32_t word                 # StateBits
-    # Guards the segments and what is committed.  Taken before an arena's lock, never after it.
-    SpinLock lock
-    Segment* segments
-    uint32_t segment_count
-    uint32_t slots                # arenas made so far
-    uint64_t limit                # bytes that `committed` never exceeds
-    uint64_t committed            # reserved, and what is being asked of the source right now
-    uint64_t reserved
-    uint64_t peak_reserved
-    GrowthRule rule
-    uint64_t base_slack           # bytes that a base which is no multiple of the granule costs
-    # Counters, atomic.
-    unsigned long long source_calls
-    unsigned long long misses
-    unsigned long long missed_bytes
-    unsigned long long ooms
-    unsigned long long rung_tries[<int> RUNGS]
-    unsigned long long rung_hits[<int> RUNGS]
-    # One thread at a time asks the source for memory; it holds no lock meanwhile.
-    Turn growth_turn
+from vpool._management.state cimport CoreState, Request, Segment
+from vpool._storage.source cimport Source
 
 
 cdef class Core:
     cdef CoreState state
-    cdef Arena* arenas[<int> MAX_SLOTS]
     cdef readonly Source source
+    cdef bint may_wait            # for work on the device, before a request fails
 
-    cdef Arena* arena_of(self, uint16_t slot) noexcept nogil
+    cdef int open_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread) noexcept nogil
+    cdef void retire_slot(self, int slot) noexcept nogil
+    cdef int reopen_slot(self, uint64_t stream, uint64_t unique_id, bint may_drain) noexcept nogil
     cdef void settle(self) noexcept nogil
     cdef uint64_t may_take(self, uint64_t least, uint64_t most, uint16_t tag) noexcept nogil
     cdef void not_taken(self, uint64_t nbytes) noexcept nogil
     cdef BlockId take(self, Request* request) noexcept nogil
-    cdef BlockId miss(self, Request* request) noexcept nogil
+    cdef BlockId climb(self, Request* request, int first, int last) noexcept nogil
+    cdef void count_failure(self) noexcept nogil
     cdef bint put(self, uint64_t address, uint16_t hint) noexcept nogil
     cdef int add_segment(self, uint64_t nbytes, Request* request) noexcept nogil
-    cdef int _give_back(self, Segment* segment) noexcept nogil
-    cdef bint _next_idle(self, uint64_t keep, Segment* idle) noexcept nogil
-    cdef bint _enlist(self, Segment* segment) noexcept nogil
+    cdef int give_back(self, Segment* segment) noexcept nogil
+    cdef bint next_idle(self, uint64_t keep, bint complete, Segment* idle) noexcept nogil
+    cdef bint enlist(self, Segment* segment) noexcept nogil
     cdef int release_idle(self, uint64_t keep, uint64_t* released) noexcept nogil
+    cdef int drain(self) noexcept nogil
     cdef Segment* segment_of(self, uint64_t address) noexcept nogil
 
 

@@ -5,11 +5,13 @@ that a free block whose class does not change stays where it is in its list.
 """
 from libc.stdint cimport uint16_t, uint64_t
 
-from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, Block, BlockId
+from vpool._base.types cimport BLOCK_LIVE, Block, BlockId, unlikely
 from vpool._management.arena cimport Arena
-from vpool._management.freelist cimport freelist_find, freelist_insert, freelist_remove, freelist_resize
+from vpool._management.freelist cimport freelist_find, freelist_remove, freelist_resize
 from vpool._management.index cimport index_insert
-from vpool._management.record cimport record_delete, record_new
+from vpool._management.merge cimport merge_free
+from vpool._management.pending cimport pending_put
+from vpool._management.record cimport record_new
 
 
 cdef inline BlockId hit_cut(Arena* arena, BlockId block_id, uint64_t nbytes) noexcept nogil:
@@ -21,6 +23,9 @@ cdef inline BlockId hit_cut(Arena* arena, BlockId block_id, uint64_t nbytes) noe
         return 0
     front.address = block.address
     front.nbytes = nbytes
+    front.stamp = block.stamp
+    front.slot = block.slot
+    front.flags = 0
     front.prev = block.prev
     front.next = block_id
     arena.blocks[block.prev].next = front_id
@@ -67,36 +72,9 @@ cdef inline BlockId hit_take(Arena* arena, uint64_t nbytes, uint64_t requested, 
 cdef inline void hit_put(Arena* arena, BlockId block_id) noexcept nogil:
     """Take back a block that `index_remove` has just taken out of the index."""
     cdef Block* block = &arena.blocks[block_id]
-    cdef BlockId prev_id = block.prev
-    cdef BlockId next_id = block.next
-    cdef Block* prev = &arena.blocks[prev_id]
-    cdef Block* next = &arena.blocks[next_id]
-    cdef uint64_t nbytes = block.nbytes
-    arena.allocated_bytes -= nbytes
+    arena.allocated_bytes -= block.nbytes
     arena.requested_bytes -= block.stamp
-    arena.sequence += 1
-    # A segment begins with an edge, and the sentinel is what follows its last block: neither is free.
-    if prev.state == BLOCK_FREE:
-        if next.state == BLOCK_FREE:
-            freelist_remove(arena, next)
-            nbytes += next.nbytes
-            record_delete(arena, block_id)
-            block_id = next_id
-            next_id = next.next
-        prev.next = next_id
-        arena.blocks[next_id].prev = prev_id
-        prev.stamp = arena.sequence
-        freelist_resize(arena, prev_id, prev, prev.nbytes + nbytes)
-        record_delete(arena, block_id)
-    elif next.state == BLOCK_FREE:
-        prev.next = next_id
-        next.prev = prev_id
-        next.address = block.address
-        next.stamp = arena.sequence
-        freelist_resize(arena, next_id, next, next.nbytes + nbytes)
-        record_delete(arena, block_id)
+    if unlikely(block.flags != 0):
+        pending_put(arena, block_id)
     else:
-        block.generation += 1
-        block.state = BLOCK_FREE
-        block.stamp = arena.sequence
-        freelist_insert(arena, block_id, block)
+        merge_free(arena, block_id)

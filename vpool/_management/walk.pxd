@@ -30,6 +30,7 @@ cdef struct Totals:
     uint64_t peak_requested_bytes
     uint64_t allocations
     uint64_t live_blocks
+    uint64_t pending_bytes
     uint64_t served_bytes
 
 cdef struct Broken:

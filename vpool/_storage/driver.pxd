@@ -8,6 +8,9 @@ cdef enum:
     STATUS_OUT_OF_MEMORY = 2
     STATUS_NEEDS_NEWER_DRIVER = 36
     STATUS_INVALID_DEVICE = 101
+    STATUS_INVALID_HANDLE = 400
+    STATUS_NOT_READY = 600
+    STATUS_CAPTURE_UNSUPPORTED = 900
 
 cdef enum Call:
     CALL_MALLOC
@@ -20,6 +23,13 @@ cdef enum Call:
     CALL_READ
     CALL_WRITE
     CALL_SYNCHRONIZE
+    CALL_STREAM_ID
+    CALL_EVENT_CREATE
+    CALL_EVENT_DESTROY
+    CALL_EVENT_RECORD
+    CALL_EVENT_QUERY
+    CALL_EVENT_SYNCHRONIZE
+    CALL_STREAM_WAIT_EVENT
     CALL_KINDS
 
 cdef struct DriverTable:
@@ -34,6 +44,13 @@ cdef struct DriverTable:
     int (*read)(void* context, void* host, uint64_t address, uint64_t nbytes) noexcept nogil
     int (*write)(void* context, uint64_t address, const void* host, uint64_t nbytes) noexcept nogil
     int (*synchronize)(void* context) noexcept nogil
+    int (*stream_id)(void* context, uint64_t stream, uint64_t* unique_id) noexcept nogil
+    int (*event_create)(void* context, uint64_t* event) noexcept nogil
+    int (*event_destroy)(void* context, uint64_t event) noexcept nogil
+    int (*event_record)(void* context, uint64_t event, uint64_t stream) noexcept nogil
+    int (*event_query)(void* context, uint64_t event) noexcept nogil
+    int (*event_synchronize)(void* context, uint64_t event) noexcept nogil
+    int (*stream_wait_event)(void* context, uint64_t stream, uint64_t event) noexcept nogil
     const char* (*error_name)(int status) noexcept nogil
 
 cdef struct CallStats:
@@ -62,3 +79,10 @@ cdef class Driver:
     cdef int read(self, void* host, uint64_t address, uint64_t nbytes) noexcept nogil
     cdef int write(self, uint64_t address, const void* host, uint64_t nbytes) noexcept nogil
     cdef int synchronize(self) noexcept nogil
+    cdef int stream_id(self, uint64_t stream, uint64_t* unique_id) noexcept nogil
+    cdef int event_create(self, uint64_t* event) noexcept nogil
+    cdef int event_destroy(self, uint64_t event) noexcept nogil
+    cdef int event_record(self, uint64_t event, uint64_t stream) noexcept nogil
+    cdef int event_query(self, uint64_t event) noexcept nogil
+    cdef int event_synchronize(self, uint64_t event) noexcept nogil
+    cdef int stream_wait_event(self, uint64_t stream, uint64_t event) noexcept nogil

@@ -1,11 +1,11 @@
 """Driver calls over ordinary memory."""
 from libc.stdint cimport uint32_t, uint64_t
 
-from vpool._storage.driver cimport Driver
+from vpool._storage.simulated_streams cimport StreamedDriver, Streams
 
 
-cdef class HostDriver(Driver):
-    pass
+cdef class HostDriver(StreamedDriver):
+    cdef Streams head
 
 
 cdef const char* status_name(int status) noexcept nogil
@@ -19,4 +19,3 @@ cdef int host_write(void* context, uint64_t address, const void* host, uint64_t 
 cdef int one_device_count(void* context, int* count) noexcept nogil
 cdef int one_device_get(void* context, int* device) noexcept nogil
 cdef int one_device_set(void* context, int device) noexcept nogil
-cdef int nothing_to_wait_for(void* context) noexcept nogil

@@ -2,9 +2,10 @@
 from libc.stdint cimport uint64_t
 
 from vpool._base.lock cimport SpinLock
-from vpool._storage.driver cimport Driver
+from vpool._storage.simulated_streams cimport StreamedDriver, Streams
 
 cdef struct SimulatedDevice:
+    Streams streams
     SpinLock lock                 # of the fields below; held for a few instructions
     uint64_t capacity
     uint64_t used
@@ -12,5 +13,5 @@ cdef struct SimulatedDevice:
     uint64_t next_address
 
 
-cdef class SimulatedDriver(Driver):
+cdef class SimulatedDriver(StreamedDriver):
     cdef SimulatedDevice device

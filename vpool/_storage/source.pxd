@@ -31,6 +31,7 @@ cdef class Source:
     cdef int acquire(self, uint64_t nbytes, Range* span, Handle* handle) noexcept nogil
     cdef int surrender(self, Range* span, Handle* handle) noexcept nogil
     cdef int memory_info(self, uint64_t* free, uint64_t* total) noexcept nogil
-    cdef int wait_for_stream(self, uint64_t stream) noexcept nogil
+    cdef int create_event(self, uint64_t* event) noexcept nogil
+    cdef int synchronize(self) noexcept nogil
     cdef int fill(self, uint64_t address, uint32_t word, uint64_t words) noexcept nogil
     cdef int read(self, void* host, uint64_t address, uint64_t nbytes) noexcept nogil

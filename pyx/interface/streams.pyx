@@ -1,0 +1,172 @@
+"""Streams become slots here, once for each stream object; nothing below knows a handle."""
+import threading
+import weakref
+
+from libc.stdint cimport uint64_t
+
+from vpool._management.core cimport Core
+from vpool._management.order cimport thread_number
+from vpool._storage.driver cimport STATUS_OK
+
+from vpool.errors import SourceError
+from vpool.streams import stream_handle
+
+cdef enum:
+    LEGACY_STREAM = 0
+    PER_THREAD_STREAM = 2
+    ENOUGH_SLOTS = 64             # from here on the slots of streams that are gone are looked for first
+
+_defaults = threading.local()
+_counting = threading.Lock()
+
+
+class stream:
+    """Make a stream the calling thread's default within a ``with`` block.
+
+    Parameters
+    ----------
+    stream
+        A handle, or an object that has one; None is the legacy default stream.
+
+    Examples
+    --------
+    >>> import vpool
+    >>> pool = vpool.Pool(source="host")
+    >>> with vpool.stream(7):
+    ...     buffer = pool.empty(100)
+    >>> buffer.stream
+    7
+    """
+
+    def __init__(self, stream):
+        stream_handle(stream)                     # refuse what is none here, not at the first use
+        self.stream = stream
+
+    def __enter__(self):
+        global defaults_in_use
+        stack = _defaults.__dict__.setdefault("stack", [])
+        stack.append(self.stream)
+        with _counting:
+            defaults_in_use += 1
+        return self
+
+    def __exit__(self, *exc_info):
+        global defaults_in_use
+        _defaults.stack.pop()
+        with _counting:
+            defaults_in_use -= 1
+
+
+cdef class StreamTable:
+    """The slots of one pool, by what callers pass as a stream."""
+
+    def __cinit__(self, Core core not None):
+        self.core = core
+        self.by_object = {}
+        self.by_handle = {}
+        self.by_thread = {}
+        self.changing = threading.Lock()
+
+    cdef int slot_of(self, stream) except -1:
+        """The slot of a stream, made on first use.
+
+        A stream object is asked for its handle once; the handle of a number is checked on each call,
+        since it may have come back as another stream's.
+        """
+        if stream is None:
+            stack = getattr(_defaults, "stack", None)
+            stream = stack[-1] if stack else None
+            if stream is None:
+                return 0
+        if isinstance(stream, int):
+            return self.slot_of_handle(stream_handle(stream))
+        known = self.by_object.get(id(stream))
+        if known is not None and known[0]() is stream:
+            return known[1]
+        handle = stream_handle(stream)
+        slot = self.slot_of_handle(handle)
+        if handle == PER_THREAD_STREAM or isinstance(stream, str):
+            return slot                           # means another stream each time
+        try:
+            reference = weakref.ref(stream, _Forgetting(self.by_object, id(stream)))
+        except TypeError:
+            return slot                           # cannot tell when it dies: asked again each time
+        self.by_object[id(stream)] = (reference, slot)
+        return slot
+
+    cdef int slot_of_handle(self, uint64_t handle) except -1:
+        cdef uint64_t unique_id = 0
+        cdef int status
+        if handle == LEGACY_STREAM:
+            return 0
+        if handle == PER_THREAD_STREAM:
+            thread = thread_number()
+            slot = self.by_thread.get(thread)
+            return self.open_slot(handle, 0, thread) if slot is None else slot
+        with nogil:
+            status = self.core.source.driver.stream_id(handle, &unique_id)
+        if status != STATUS_OK:
+            name = self.core.source.driver.error_name(status)
+            raise SourceError(f"{handle:#x} is no stream of device {self.core.source.device}: {name}", name)
+        slot = self.by_handle.get(handle)
+        if slot is not None and self.core.state.table[<int> slot].unique_id == unique_id:
+            return slot
+        return self.open_slot(handle, unique_id, 0)
+
+    cdef int open_slot(self, uint64_t handle, uint64_t unique_id, uint64_t thread) except -1:
+        cdef int slot = -1
+        cdef int before
+        with self.changing:
+            if thread and thread in self.by_thread:
+                return self.by_thread[thread]
+            if not thread and handle in self.by_handle:
+                before = self.by_handle[handle]
+                if self.core.state.table[before].unique_id == unique_id:
+                    return before
+                # The handle came back: the stream that had it is gone.
+                self.core.state.table[before].gone = True
+            with nogil:
+                if self.core.state.slots >= ENOUGH_SLOTS and not thread:
+                    slot = self.core.reopen_slot(handle, unique_id, False)
+                if slot < 0:
+                    slot = self.core.open_slot(handle, unique_id, thread)
+                if slot < 0 and not thread:
+                    slot = self.core.reopen_slot(handle, unique_id, True)
+            if slot < 0:
+                raise MemoryError(f"no slot left for stream {handle:#x}: {self.core.state.slots} are in use")
+            if thread:
+                self.by_thread[thread] = slot
+            else:
+                self._drop(slot)
+                self.by_handle[handle] = slot
+        return slot
+
+    def _drop(self, slot):
+        """Forget whatever led to a slot."""
+        for known in (self.by_handle, self.by_object):
+            for key in [key for key, found in list(known.items()) if (found if known is self.by_handle else found[1]) == slot]:
+                known.pop(key, None)
+
+    def forget(self, stream):
+        """Let go of a stream, best before it is destroyed: nothing that comes later inherits its slot."""
+        cdef int slot
+        handle = stream_handle(stream)
+        slot = self.by_handle.get(handle, -1)
+        if slot > 0:
+            with self.changing:
+                self._drop(slot)
+            with nogil:
+                self.core.retire_slot(slot)
+
+
+class _Forgetting:
+    """Forgets a stream object when it dies.  Holds the dictionary, not the table: no cycle."""
+
+    def __init__(self, by_object, key):
+        self.by_object = by_object
+        self.key = key
+
+    def __call__(self, reference):
+        known = self.by_object.get(self.key)
+        if known is not None and known[0] is reference:
+            self.by_object.pop(self.key, None)

@@ -1,0 +1,314 @@
+"""Memory that crosses streams: pending blocks made ready, free blocks stolen, loans sent home."""
+from libc.stdint cimport uint16_t, uint32_t, uint64_t
+
+from vpool._base.lock cimport atomic_add, atomic_read, spin_lock, spin_unlock
+from vpool._base.types cimport BLOCK_PENDING, FLAG_USED, GRANULE, Block, BlockId, round_up
+from vpool._management.arena cimport Arena, Dependency, arena_find_aligned, arena_take_aligned
+from vpool._management.freelist cimport freelist_find
+from vpool._management.hit cimport hit_put
+from vpool._management.index cimport index_find, index_remove
+from vpool._management.lend cimport (
+    Extent,
+    lend_adopt,
+    lend_home,
+    lend_live,
+    lend_out,
+    lend_return,
+)
+from vpool._management.merge cimport merge_free
+from vpool._management.order cimport order_drain, order_make, order_mark, order_poll, order_proved
+from vpool._management.pending cimport pending_add, pending_release, pending_rotate, pending_use
+from vpool._management.state cimport CoreState, Request
+from vpool._storage.driver cimport STATUS_OK
+from vpool._storage.source cimport Source
+
+cdef enum:
+    SLICE = 256                   # pending blocks looked at while the lock is held once
+    STOLEN_AT_LEAST = 2 << 20     # bytes: one crossing then serves many small blocks
+    RETURNED_AT_ONCE = 64         # extents carried home together
+
+
+cdef bint _sweep(CoreState* state, Arena* arena) noexcept nogil:
+    """Free whatever pending blocks are proved, in slices; whether there was one."""
+    cdef uint32_t left = arena.pending_blocks
+    cdef uint32_t part
+    cdef bint freed = False
+    while left:
+        part = left if left < SLICE else SLICE
+        left -= part
+        spin_lock(&arena.lock)
+        while part and arena.pending_first:
+            if pending_release(state, arena, arena.pending_first):
+                freed = True
+            else:
+                pending_rotate(arena)
+            part -= 1
+        spin_unlock(&arena.lock)
+    return freed
+
+
+cdef uint32_t _awaited(Arena* arena, uint64_t least, uint16_t* slots, uint64_t* numbers, uint32_t most) noexcept nogil:
+    """The streams that pending blocks of at least `least` bytes wait for, with the highest stamp of each."""
+    cdef uint32_t count = 0
+    cdef uint32_t i, number
+    cdef uint32_t looks = 16 * SLICE
+    cdef BlockId block_id
+    cdef Dependency* dependency
+    spin_lock(&arena.lock)
+    block_id = arena.pending_first
+    while block_id and looks:
+        looks -= 1
+        number = arena.uses[block_id] if arena.blocks[block_id].nbytes >= least else 0
+        while number:
+            dependency = &arena.dependencies[number]
+            i = 0
+            while i < count and slots[i] != dependency.arena.slot:
+                i += 1
+            if i < most:
+                if i == count:
+                    count += 1
+                    slots[i] = dependency.arena.slot
+                    numbers[i] = 0
+                if dependency.number > numbers[i]:
+                    numbers[i] = dependency.number
+            number = dependency.next
+        block_id = arena.blocks[block_id].list_next
+    spin_unlock(&arena.lock)
+    return count
+
+
+cdef bint cross_ready(CoreState* state, Source source, Arena* arena) noexcept nogil:
+    """Free the arena's pending blocks whose work is complete; whether there was one."""
+    cdef uint16_t slots[64]
+    cdef uint64_t numbers[64]
+    cdef uint32_t count, i
+    if arena.pending_blocks == 0:
+        return False
+    count = _awaited(arena, 0, slots, numbers, 64)
+    for i in range(count):
+        if not order_proved(state, arena.slot, slots[i], numbers[i]):
+            # Where no marker can be recorded the block stays pending, until somebody must wait.
+            order_mark(state, source, slots[i], numbers[i])
+            order_poll(state, source, slots[i])
+    return _sweep(state, arena)
+
+
+cdef bint _order_pending(CoreState* state, Source source, Arena* arena, uint64_t least) noexcept nogil:
+    """Make the arena's stream wait for what keeps blocks of at least `least` bytes pending."""
+    cdef uint16_t slots[64]
+    cdef uint64_t numbers[64]
+    cdef uint32_t count, i
+    if arena.pending_blocks == 0:
+        return False
+    count = _awaited(arena, least, slots, numbers, 64)
+    for i in range(count):
+        order_make(state, source, arena.slot, slots[i], numbers[i])
+    return count != 0 and _sweep(state, arena)
+
+
+cdef void _give_home(CoreState* state, Source source, Extent* extent) noexcept nogil:
+    """Take a loan back into its owner's arena: free if that is proved, else pending."""
+    cdef Arena* owner = extent.owner
+    cdef bint proved = order_proved(state, owner.slot, extent.freer.slot, extent.stamp)
+    cdef bint kept
+    spin_lock(&owner.lock)
+    lend_home(extent)
+    if proved:
+        merge_free(owner, extent.lent)
+        kept = True
+    else:
+        kept = pending_add(owner, extent.lent, extent.freer, extent.stamp)
+    spin_unlock(&owner.lock)
+    if not kept:
+        # No record left to remember the dependency with: make it true instead.
+        order_drain(state, source)
+        spin_lock(&owner.lock)
+        merge_free(owner, extent.lent)
+        spin_unlock(&owner.lock)
+
+
+cdef bint _recall_from(CoreState* state, Source source, Arena* arena) noexcept nogil:
+    """Send home what an arena has borrowed and is one free block; whether there was any."""
+    cdef Extent extents[<int> RETURNED_AT_ONCE]
+    cdef int count = RETURNED_AT_ONCE
+    cdef int i
+    cdef bint any = False
+    while count == RETURNED_AT_ONCE:
+        spin_lock(&arena.lock)
+        count = lend_return(arena, extents, RETURNED_AT_ONCE)
+        spin_unlock(&arena.lock)
+        for i in range(count):
+            _give_home(state, source, &extents[i])
+            any = True
+    return any
+
+
+cdef void cross_recall(CoreState* state, Source source) noexcept nogil:
+    """Free what is pending and ready, and send every extent home that is one free block.
+
+    Each can make more of the other possible, so it goes on until neither does.
+    """
+    cdef uint32_t slot
+    cdef bint again = True
+    while again:
+        again = False
+        for slot in range(state.slots):
+            if cross_ready(state, source, state.arenas[slot]):
+                again = True
+            if _recall_from(state, source, state.arenas[slot]):
+                again = True
+
+
+cdef uint64_t _to_steal(Request* request, Block* block) noexcept nogil:
+    """How much of a free block to take: what the request needs, and enough for more small ones."""
+    cdef uint64_t need = round_up(block.address, request.alignment) - block.address + request.nbytes
+    if need < STOLEN_AT_LEAST:
+        need = STOLEN_AT_LEAST
+    return need if need < block.nbytes else block.nbytes
+
+
+cdef bint _take_loan(CoreState* state, Request* request, Arena* owner, bint proved_only, Extent* extent) noexcept nogil:
+    """Lend the request's arena a fitting free block of another; whether there was one."""
+    cdef BlockId block_id
+    cdef bint found
+    spin_lock(&owner.lock)
+    block_id = freelist_find(owner, request.nbytes + request.alignment - GRANULE)
+    if block_id == 0:
+        block_id = arena_find_aligned(owner, request.nbytes, request.alignment)
+    found = block_id != 0
+    if found and proved_only:
+        found = order_proved(state, request.arena.slot, owner.slot, owner.blocks[block_id].stamp)
+    if found:
+        lend_out(owner, block_id, _to_steal(request, &owner.blocks[block_id]), request.arena.slot, extent)
+    spin_unlock(&owner.lock)
+    return found
+
+
+cdef void _cancel_loan(Extent* extent) noexcept nogil:
+    spin_lock(&extent.owner.lock)
+    lend_home(extent)
+    merge_free(extent.owner, extent.lent)
+    spin_unlock(&extent.owner.lock)
+
+
+cdef BlockId _use_loan(CoreState* state, Source source, Request* request, Extent* extent) noexcept nogil:
+    """Order the request's stream after the loan's last use, and serve the request from it."""
+    cdef Arena* arena = request.arena
+    cdef int status = order_make(state, source, arena.slot, extent.freer.slot, extent.stamp)
+    cdef BlockId edge_id
+    if status != STATUS_OK:
+        request.status = status
+        _cancel_loan(extent)
+        return 0
+    spin_lock(&arena.lock)
+    # The borrower's own stamp: a third stream has to come after this one, which came after the owner.
+    extent.stamp = 0 if extent.stamp <= atomic_read(state.table[extent.freer.slot].done) else arena.sequence
+    edge_id = lend_adopt(arena, extent)
+    if edge_id:
+        request.block_id = arena_take_aligned(arena, request.nbytes, request.requested, request.alignment, request.tag)
+        request.address = arena.blocks[request.block_id].address
+    spin_unlock(&arena.lock)
+    if edge_id == 0:
+        request.no_record = True
+        _cancel_loan(extent)
+        return 0
+    atomic_add(state.crossings, 1)
+    return request.block_id
+
+
+cdef BlockId cross_steal(CoreState* state, Source source, Request* request) noexcept nogil:
+    """Serve the request from another stream's free memory: first what is proved complete."""
+    cdef Extent extent
+    cdef uint32_t slot
+    cdef int proved_only
+    for proved_only in range(1, -1, -1):
+        for slot in range(state.slots):
+            if state.arenas[slot] == request.arena:
+                continue
+            if _take_loan(state, request, state.arenas[slot], proved_only, &extent):
+                if _use_loan(state, source, request, &extent) or request.status or request.no_record:
+                    return request.block_id
+    return 0
+
+
+cdef BlockId cross_merge(CoreState* state, Source source, Request* request) noexcept nogil:
+    """Serve the request from what merges once loans are home and pending blocks are waited for."""
+    cdef Arena* arena = request.arena
+    cdef uint32_t slot
+    cross_recall(state, source)
+    if not _order_pending(state, source, arena, request.nbytes):
+        _order_pending(state, source, arena, 0)
+    spin_lock(&arena.lock)
+    request.block_id = arena_take_aligned(arena, request.nbytes, request.requested, request.alignment, request.tag)
+    if request.block_id:
+        request.address = arena.blocks[request.block_id].address
+    spin_unlock(&arena.lock)
+    if request.block_id:
+        return request.block_id
+    if cross_steal(state, source, request):
+        return request.block_id
+    # Last, streams wait for others that have nothing to do with this request.
+    for slot in range(state.slots):
+        if state.arenas[slot] != arena:
+            _order_pending(state, source, state.arenas[slot], 0)
+    return cross_steal(state, source, request)
+
+
+cdef bint cross_free(CoreState* state, uint64_t address, uint16_t freer) noexcept nogil:
+    """Free a block on another stream than its own: that one has it from now on, with no driver call.
+
+    False where no arena has a live block there.
+    """
+    cdef Arena* user = state.arenas[freer]
+    cdef Arena* arena
+    cdef Extent extent
+    cdef BlockId block_id = 0
+    cdef BlockId adopted = 1
+    cdef uint32_t slot
+    for slot in range(state.slots):
+        arena = state.arenas[slot]
+        spin_lock(&arena.lock)
+        block_id = index_remove(arena, address)
+        if block_id:
+            if arena == user:
+                hit_put(arena, block_id)
+            elif arena.blocks[block_id].flags & FLAG_USED:
+                # Several streams have to be waited for: it stays, and this one is one of them.
+                pending_use(arena, block_id, user)
+                hit_put(arena, block_id)
+            else:
+                lend_live(arena, block_id, freer, &extent)
+                adopted = 0
+        spin_unlock(&arena.lock)
+        if block_id:
+            break
+    if block_id == 0 or adopted:
+        return block_id != 0
+    spin_lock(&user.lock)
+    extent.stamp = user.sequence
+    adopted = lend_adopt(user, &extent)
+    spin_unlock(&user.lock)
+    if adopted == 0:
+        spin_lock(&arena.lock)
+        lend_home(&extent)
+        pending_add(arena, extent.lent, user, extent.stamp)
+        spin_unlock(&arena.lock)
+    return True
+
+
+cdef int cross_use(CoreState* state, uint64_t address, uint16_t user) noexcept nogil:
+    """Record that a live block is used on a stream too: 1, or 0 where there is none, -1 without memory."""
+    cdef Arena* arena
+    cdef BlockId block_id
+    cdef bint kept = True
+    cdef uint32_t slot
+    for slot in range(state.slots):
+        arena = state.arenas[slot]
+        spin_lock(&arena.lock)
+        block_id = index_find(arena, address)
+        if block_id and slot != user:
+            kept = pending_use(arena, block_id, state.arenas[user])
+        spin_unlock(&arena.lock)
+        if block_id:
+            return 1 if kept else -1
+    return 0

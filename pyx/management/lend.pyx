@@ -1,0 +1,121 @@
+"""Extents: memory that one arena lends another, so that free memory of one stream serves the others.
+
+In the owner's arena a loan is one block, state LENT, in no list.  In the borrower's it is an extent: an
+edge and the blocks behind it, which are cut, merged and even lent on as those of a segment.  When an
+extent is one free block again it can go home and merge there.
+
+No two arenas are ever locked together for this: between the two locks a loan is with neither, and only
+the thread that carries it knows of it.
+"""
+from libc.stdint cimport uint16_t, uint64_t
+
+from vpool._base.types cimport BLOCK_EDGE, BLOCK_FREE, BLOCK_LENT, Block, BlockId
+from vpool._management.arena cimport Arena, arena_add_segment, arena_remove_segment
+from vpool._management.freelist cimport freelist_remove
+from vpool._management.hit cimport hit_cut
+
+
+cdef void _mark_lent(Arena* owner, BlockId block_id, uint16_t borrower, Extent* extent) noexcept nogil:
+    cdef Block* block = &owner.blocks[block_id]
+    block.state = BLOCK_LENT
+    block.slot = borrower
+    block.list_next = 0
+    owner.lent_blocks += 1
+    owner.lent_bytes += block.nbytes
+    extent.owner = owner
+    extent.lent = block_id
+    extent.address = block.address
+    extent.nbytes = block.nbytes
+
+
+cdef void lend_out(Arena* owner, BlockId block_id, uint64_t nbytes, uint16_t borrower, Extent* extent) noexcept nogil:
+    """Take the first `nbytes` of a listed free block out of the arena, or all of it."""
+    cdef uint64_t stamp = owner.blocks[block_id].stamp
+    cdef BlockId front_id = 0
+    if owner.blocks[block_id].nbytes > nbytes:
+        front_id = hit_cut(owner, block_id, nbytes)
+    if front_id:
+        block_id = front_id
+    else:
+        freelist_remove(owner, &owner.blocks[block_id])
+    _mark_lent(owner, block_id, borrower, extent)
+    extent.freer = owner
+    extent.stamp = stamp
+
+
+cdef BlockId lend_adopt(Arena* borrower, Extent* extent) noexcept nogil:
+    """Put an extent into the arena as one free block; its edge, or 0 where no record is left."""
+    cdef BlockId edge_id = arena_add_segment(borrower, extent.address, extent.nbytes)
+    cdef Block* edge = &borrower.blocks[edge_id]
+    if edge_id == 0:
+        return 0
+    borrower.blocks[edge.next].stamp = extent.stamp
+    edge.stamp = <uint64_t> extent.owner
+    edge.list_next = extent.lent
+    edge.prev = 0
+    edge.list_prev = borrower.adopted
+    if borrower.adopted:
+        borrower.blocks[borrower.adopted].prev = edge_id
+    borrower.adopted = edge_id
+    return edge_id
+
+
+cdef void lend_live(Arena* owner, BlockId block_id, uint16_t borrower, Extent* extent) noexcept nogil:
+    """Take a live block, just out of the index, out of the arena: it is freed on the borrower's stream."""
+    cdef Block* block = &owner.blocks[block_id]
+    owner.allocated_bytes -= block.nbytes
+    owner.requested_bytes -= block.stamp
+    block.generation += 1
+    _mark_lent(owner, block_id, borrower, extent)
+
+
+cdef int lend_return(Arena* borrower, Extent* extents, int most) noexcept nogil:
+    """Take extents that are one free block out of the arena; how many."""
+    cdef int count = 0
+    cdef BlockId edge_id = borrower.adopted
+    cdef BlockId next_id
+    cdef Block* edge
+    cdef Block* block
+    cdef Extent* extent
+    while edge_id and count < most:
+        edge = &borrower.blocks[edge_id]
+        block = &borrower.blocks[edge.next]
+        next_id = edge.list_prev
+        if block.state == BLOCK_FREE and block.next == 0:
+            extent = &extents[count]
+            extent.owner = <Arena*> edge.stamp
+            extent.lent = edge.list_next
+            extent.address = block.address
+            extent.nbytes = block.nbytes
+            extent.freer = borrower
+            extent.stamp = block.stamp
+            if edge.prev:
+                borrower.blocks[edge.prev].list_prev = next_id
+            else:
+                borrower.adopted = next_id
+            if next_id:
+                borrower.blocks[next_id].prev = edge.prev
+            arena_remove_segment(borrower, edge_id, block.nbytes)
+            count += 1
+        edge_id = next_id
+    return count
+
+
+cdef void lend_home(Extent* extent) noexcept nogil:
+    """Take a loan back into the owner's arena, as an unlisted block that the caller frees or makes pending."""
+    cdef Arena* owner = extent.owner
+    owner.lent_blocks -= 1
+    owner.lent_bytes -= extent.nbytes
+    owner.blocks[extent.lent].list_next = 0
+
+
+cdef BlockId lend_edge(Arena* owner, BlockId lent, Arena* borrower) noexcept nogil:
+    """The edge of a lent block's extent, or 0 while the loan is on its way.  Both locks are held.
+
+    Walks ask, and set `list_next` of every lent block first; one that is on its way keeps an old value.
+    """
+    cdef BlockId edge_id = owner.blocks[lent].list_next
+    cdef Block* edge = &borrower.blocks[edge_id]
+    if edge_id == 0 or edge.state != BLOCK_EDGE or edge.list_next != lent or edge.stamp != <uint64_t> owner:
+        return 0
+    return edge_id

@@ -1,0 +1,144 @@
+"""Stream order: markers are recorded only where memory crosses streams, waits only where proof is missing.
+
+Every function here is called with the pool's crossing turn and without any lock, since it may call the
+driver.
+"""
+from libc.stdint cimport uint16_t, uint32_t, uint64_t
+
+from vpool._base.lock cimport atomic_add, atomic_exchange, atomic_read, atomic_write
+from vpool._management.state cimport MARKERS, CoreState, Marker, Slot
+from vpool._storage.driver cimport STATUS_INVALID_HANDLE, STATUS_OK
+from vpool._storage.source cimport Source
+
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    static uint64_t vpool_threads = 0;
+    static __thread uint64_t vpool_thread = 0;
+    static inline uint64_t vpool_thread_number(void) {
+        if (vpool_thread == 0) vpool_thread = __atomic_add_fetch(&vpool_threads, 1, __ATOMIC_RELAXED);
+        return vpool_thread;
+    }
+    """
+    uint64_t _thread_number "vpool_thread_number"() noexcept nogil
+
+
+cdef uint64_t thread_number() noexcept nogil:
+    return _thread_number()
+
+
+cdef void order_poll(CoreState* state, Source source, uint16_t freer) noexcept nogil:
+    """Ask for the markers of a slot, oldest first, until one is not complete."""
+    cdef Slot* slot = &state.table[freer]
+    cdef Marker first
+    cdef int i
+    while slot.marker_count and source.driver.event_query(slot.markers[0].event) == STATUS_OK:
+        first = slot.markers[0]
+        atomic_write(slot.done, first.number)
+        slot.marker_count -= 1
+        # The event goes behind the others, to be recorded again.
+        for i in range(MARKERS - 1):
+            slot.markers[i] = slot.markers[i + 1]
+        slot.markers[MARKERS - 1] = first
+
+
+cdef bint order_reachable(Source source, Slot* slot) noexcept nogil:
+    """Whether an event can be recorded on the slot's stream: it exists, and this thread can name it."""
+    cdef uint64_t unique_id = 0
+    if slot.thread:
+        return slot.thread == thread_number()
+    if slot.unique_id and not slot.gone:
+        # Another stream may have got the handle of one that was destroyed.
+        slot.gone = source.driver.stream_id(slot.stream, &unique_id) != STATUS_OK or unique_id != slot.unique_id
+    return not slot.gone
+
+
+cdef int order_mark(CoreState* state, Source source, uint16_t freer, uint64_t number) noexcept nogil:
+    """Record a marker that covers what a slot freed with that stamp, if none does.
+
+    STATUS_INVALID_HANDLE where the stream is out of reach.
+    """
+    cdef Slot* slot = &state.table[freer]
+    cdef Marker* marker
+    cdef int status
+    if number < atomic_read(state.arenas[freer].sequence):
+        return STATUS_OK
+    if not order_reachable(source, slot):
+        return STATUS_INVALID_HANDLE
+    if slot.marker_count == MARKERS:
+        order_poll(state, source, freer)
+    marker = &slot.markers[slot.marker_count if slot.marker_count < MARKERS else MARKERS - 1]
+    if marker.event == 0:
+        status = source.create_event(&marker.event)
+        if status != STATUS_OK:
+            return status
+    # Raised before the record: see `Arena.sequence`.  An exchange, since a plain store could be seen
+    # by other threads only after the record.
+    number = atomic_exchange(state.arenas[freer].sequence, atomic_read(state.arenas[freer].sequence) + 1)
+    status = source.driver.event_record(marker.event, slot.stream)
+    if status != STATUS_OK:
+        # The number is spent: nothing was proved for it, so its frees are covered by the next marker.
+        return status
+    marker.number = number
+    if slot.marker_count < MARKERS:
+        slot.marker_count += 1
+    return STATUS_OK
+
+
+cdef int order_make(CoreState* state, Source source, uint16_t user, uint16_t freer, uint64_t number) noexcept nogil:
+    """Make new work of slot `user` come after what slot `freer` freed with that stamp.
+
+    By proof that it is complete, by a wait that was already made, else by a wait of the user's stream
+    for an event; where the freer's stream is out of reach, by waiting for the device.
+    """
+    cdef Slot* slot = &state.table[freer]
+    cdef int status, i
+    if order_proved(state, user, freer, number):
+        return STATUS_OK
+    status = order_mark(state, source, freer, number)
+    if status == STATUS_OK:
+        order_poll(state, source, freer)
+        if order_proved(state, user, freer, number):
+            return STATUS_OK
+        for i in range(slot.marker_count if order_reachable(source, &state.table[user]) else 0):
+            if slot.markers[i].number >= number:
+                status = source.driver.stream_wait_event(state.table[user].stream, slot.markers[i].event)
+                if status == STATUS_OK:
+                    atomic_write(state.table[user].waited[freer], slot.markers[i].number)
+                    atomic_add(state.waits, 1)
+                    atomic_add(state.overwaits, slot.markers[i].number > number)
+                    return STATUS_OK
+                break
+    return order_drain(state, source)
+
+
+cdef int order_drain(CoreState* state, Source source) noexcept nogil:
+    """Wait for the device; then whatever was freed before is complete."""
+    cdef uint32_t freer
+    cdef uint64_t number
+    cdef int status
+    for freer in range(state.slots):
+        # Raised first, so that a free from here on is not taken for complete.
+        number = atomic_exchange(state.arenas[freer].sequence, atomic_read(state.arenas[freer].sequence) + 1)
+        state.table[freer].draining = number
+    atomic_add(state.drains, 1)
+    status = source.synchronize()
+    if status == STATUS_OK:
+        for freer in range(state.slots):
+            if state.table[freer].draining > atomic_read(state.table[freer].done):
+                atomic_write(state.table[freer].done, state.table[freer].draining)
+            state.table[freer].marker_count = 0
+    return status
+
+
+cdef void order_forget(CoreState* state, Source source) noexcept nogil:
+    """Destroy every event."""
+    cdef uint32_t freer
+    cdef int i
+    for freer in range(state.slots):
+        state.table[freer].marker_count = 0
+        for i in range(MARKERS):
+            if state.table[freer].markers[i].event:
+                source.driver.event_destroy(state.table[freer].markers[i].event)
+                state.table[freer].markers[i].event = 0

@@ -1,0 +1,117 @@
+"""Pending blocks: freed, but a stream they were recorded for may still use them."""
+from libc.stdint cimport uint32_t, uint64_t
+
+from vpool._base.lock cimport atomic_read
+from vpool._base.types cimport BLOCK_PENDING, FLAG_USED, Block, BlockId
+from vpool._management.arena cimport Arena, Dependency
+from vpool._management.merge cimport merge_free
+from vpool._management.order cimport order_proved
+from vpool._management.state cimport CoreState
+
+
+cdef bint pending_use(Arena* arena, BlockId block_id, Arena* user) noexcept nogil:
+    """Record that a live block is used on a stream too; False where no record is left for it."""
+    cdef uint32_t number = arena.uses[block_id]
+    cdef Dependency* dependency
+    while number:
+        if arena.dependencies[number].arena == user:
+            return True
+        number = arena.dependencies[number].next
+    number = arena.dependency_spare
+    if number:
+        arena.dependency_spare = arena.dependencies[number].next
+    elif arena.dependency_fresh < arena.dependency_capacity:
+        number = arena.dependency_fresh
+        arena.dependency_fresh += 1
+    else:
+        return False
+    dependency = &arena.dependencies[number]
+    dependency.arena = user
+    dependency.number = 0
+    dependency.next = arena.uses[block_id]
+    arena.uses[block_id] = number
+    arena.blocks[block_id].flags |= FLAG_USED
+    return True
+
+
+cdef void _append(Arena* arena, BlockId block_id) noexcept nogil:
+    cdef Block* block = &arena.blocks[block_id]
+    block.list_prev = arena.pending_last
+    block.list_next = 0
+    if arena.pending_last:
+        arena.blocks[arena.pending_last].list_next = block_id
+    else:
+        arena.pending_first = block_id
+    arena.pending_last = block_id
+
+
+cdef void _unlink(Arena* arena, BlockId block_id) noexcept nogil:
+    cdef Block* block = &arena.blocks[block_id]
+    if block.list_prev:
+        arena.blocks[block.list_prev].list_next = block.list_next
+    else:
+        arena.pending_first = block.list_next
+    if block.list_next:
+        arena.blocks[block.list_next].list_prev = block.list_prev
+    else:
+        arena.pending_last = block.list_prev
+
+
+cdef void _enlist(Arena* arena, BlockId block_id) noexcept nogil:
+    cdef Block* block = &arena.blocks[block_id]
+    block.state = BLOCK_PENDING
+    block.flags = 0
+    block.stamp = 0
+    block.slot = arena.slot
+    block.generation += 1
+    arena.pending_blocks += 1
+    arena.pending_bytes += block.nbytes
+    _append(arena, block_id)
+
+
+cdef void pending_put(Arena* arena, BlockId block_id) noexcept nogil:
+    """Make a block pending that is freed now, after whatever its recorded streams have queued."""
+    cdef uint32_t number = arena.uses[block_id]
+    while number:
+        arena.dependencies[number].number = atomic_read(arena.dependencies[number].arena.sequence)
+        number = arena.dependencies[number].next
+    _enlist(arena, block_id)
+
+
+cdef bint pending_add(Arena* arena, BlockId block_id, Arena* user, uint64_t number) noexcept nogil:
+    """Make a block pending on what another slot freed with a stamp; False where no record is left."""
+    if not pending_use(arena, block_id, user):
+        return False
+    arena.dependencies[arena.uses[block_id]].number = number
+    _enlist(arena, block_id)
+    return True
+
+
+cdef bint pending_release(CoreState* state, Arena* arena, BlockId block_id) noexcept nogil:
+    """Drop what is proved of a pending block's dependencies; free the block if none is left."""
+    cdef uint32_t* link = &arena.uses[block_id]
+    cdef uint32_t number
+    cdef Dependency* dependency
+    while link[0]:
+        number = link[0]
+        dependency = &arena.dependencies[number]
+        if order_proved(state, arena.slot, dependency.arena.slot, dependency.number):
+            link[0] = dependency.next
+            dependency.next = arena.dependency_spare
+            arena.dependency_spare = number
+        else:
+            link = &dependency.next
+    if arena.uses[block_id]:
+        return False
+    _unlink(arena, block_id)
+    arena.pending_blocks -= 1
+    arena.pending_bytes -= arena.blocks[block_id].nbytes
+    merge_free(arena, block_id)
+    return True
+
+
+cdef void pending_rotate(Arena* arena) noexcept nogil:
+    """Move the first pending block behind the last, so that it blocks no other."""
+    cdef BlockId block_id = arena.pending_first
+    _unlink(arena, block_id)
+    _append(arena, block_id)

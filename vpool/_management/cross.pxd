@@ -1,0 +1,17 @@
+"""Memory that crosses streams: pending blocks made ready, free blocks stolen, loans sent home."""
+from libc.stdint cimport uint16_t, uint64_t
+
+from vpool._base.types cimport BlockId
+from vpool._management.arena cimport Arena
+from vpool._management.state cimport CoreState, Request
+from vpool._storage.source cimport Source
+
+# With the crossing turn, and no lock.
+cdef bint cross_ready(CoreState* state, Source source, Arena* arena) noexcept nogil
+cdef BlockId cross_steal(CoreState* state, Source source, Request* request) noexcept nogil
+cdef BlockId cross_merge(CoreState* state, Source source, Request* request) noexcept nogil
+cdef void cross_recall(CoreState* state, Source source) noexcept nogil
+
+# Without any turn or lock.
+cdef bint cross_free(CoreState* state, uint64_t address, uint16_t freer) noexcept nogil
+cdef int cross_use(CoreState* state, uint64_t address, uint16_t user) noexcept nogil

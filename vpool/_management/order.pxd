@@ -1,0 +1,28 @@
+"""Stream order: proof that work is complete, or that a stream waits for it."""
+from libc.stdint cimport uint16_t, uint64_t
+
+from vpool._base.lock cimport atomic_read
+from vpool._management.state cimport CoreState, Slot
+from vpool._storage.source cimport Source
+
+
+cdef inline bint order_proved(CoreState* state, uint16_t user, uint16_t freer, uint64_t number) noexcept nogil:
+    """Whether new work of slot `user` is known to come after what slot `freer` freed with that stamp.
+
+    No driver call, no lock.
+    """
+    if user == freer or atomic_read(state.table[freer].done) >= number:
+        return True
+    return atomic_read(state.table[user].waited[freer]) >= number
+
+
+# Number of the calling thread, from 1; never given twice in a process.
+cdef uint64_t thread_number() noexcept nogil
+
+# With the crossing turn, and no lock.
+cdef bint order_reachable(Source source, Slot* slot) noexcept nogil
+cdef void order_poll(CoreState* state, Source source, uint16_t freer) noexcept nogil
+cdef int order_mark(CoreState* state, Source source, uint16_t freer, uint64_t number) noexcept nogil
+cdef int order_make(CoreState* state, Source source, uint16_t user, uint16_t freer, uint64_t number) noexcept nogil
+cdef int order_drain(CoreState* state, Source source) noexcept nogil
+cdef void order_forget(CoreState* state, Source source) noexcept nogil

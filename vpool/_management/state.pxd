@@ -1,0 +1,108 @@
+"""The state of a pool: its stream slots, segments and counters, and what a request carries along."""
+from libc.stdint cimport uint16_t, uint32_t, uint64_t
+
+from vpool._base.lock cimport SpinLock
+from vpool._base.turn cimport Turn
+from vpool._base.types cimport MAX_SLOTS, BlockId
+from vpool._management.arena cimport Arena
+from vpool._storage.source cimport Handle, Range
+
+cdef enum StateBit:
+    # The state word is 0 in the common case, the only test that a hit makes.  Whatever must see every
+    # call (recording, debugging, tags, limits by tag) sets a bit of its own and is looked at there.
+    STATE_CLOSED = 1
+
+cdef enum Rung:
+    # What a miss tries, in this order; after each the request's own lists are searched again.
+    RUNG_SEARCH                   # all of the request's own class, not only its head
+    RUNG_READY                    # own pending blocks whose work is complete
+    RUNG_STEAL                    # other streams' free blocks: proven complete, else behind an event
+    RUNG_MERGE                    # what streams lent one another goes home and merges, behind events
+    RUNG_GROW
+    RUNG_TRIM                     # idle segments go back, then grow
+    RUNG_CALL                     # the pool's pressure callbacks; only with the GIL
+    RUNG_COLLECT                  # Python's garbage; only with the GIL
+    RUNG_WAIT                     # for work on the device; only if the pool may wait
+    RUNGS
+
+cdef enum:
+    MARKERS = 4                   # events a slot keeps; a fifth re-records the newest, which over-waits
+
+cdef struct GrowthRule:
+    uint64_t initial              # bytes of the first segment
+    double factor                 # of the total, if `step` is 0
+    uint64_t step                 # bytes of each further segment
+
+cdef struct Segment:
+    Range span                    # what the source gave
+    Handle handle
+    uint64_t address              # the part of it that whole granules cover
+    uint64_t nbytes
+    Arena* arena
+    BlockId edge                  # the record before its first block
+
+cdef struct Marker:
+    uint64_t event
+    uint64_t number               # frees stamped with this number or less are covered
+
+cdef struct Slot:
+    # Who the slot stands for.
+    uint64_t stream               # handle
+    uint64_t unique_id            # what the driver calls it for good; 0: a default stream, always there
+    uint64_t thread               # whose per-thread default stream it is, 0 for other streams
+    bint gone                     # destroyed: its handle is never used again
+    # Order of its work.  `done` and `waited` only rise and are read without a lock: a stale value
+    # proves less, never something false.  All is written by whoever has the pool's crossing turn.
+    uint64_t done                 # frees stamped up to this are complete
+    uint64_t* waited              # [slot]: work queued here from now on comes after that slot's frees up to this
+    Marker markers[<int> MARKERS]        # recorded and not known complete, oldest first
+    int marker_count
+    uint64_t draining             # of `order_drain`, between its two passes
+
+cdef struct Request:
+    # In: what is asked for.
+    Arena* arena
+    uint64_t requested            # bytes, as the caller said
+    uint64_t nbytes               # after rounding
+    uint64_t alignment
+    uint16_t tag
+    # Out: the block, and what happened on the way.
+    BlockId block_id
+    uint64_t address
+    uint32_t tried                # bit r: rung r was tried
+    uint64_t grown                # bytes of the segment that was added
+    uint64_t refused              # bytes of the smallest request that the source refused
+    int status                    # of the source's last refusal
+    bint no_record                # host memory for block records ran out
+
+cdef struct CoreState:
+    uint32_t word                 # StateBits
+    # Guards the segments, what is committed and the making of slots.  Taken before an arena's lock.
+    SpinLock lock
+    Segment* segments
+    uint32_t segment_count
+    uint32_t slots                # made so far
+    uint64_t limit                # bytes that `committed` never exceeds
+    uint64_t committed            # reserved, and what is being asked of the source right now
+    uint64_t reserved
+    uint64_t peak_reserved
+    GrowthRule rule
+    uint64_t base_slack           # bytes that a base which is no multiple of the granule costs
+    # Counters, atomic.
+    unsigned long long source_calls
+    unsigned long long misses
+    unsigned long long missed_bytes
+    unsigned long long ooms
+    unsigned long long rung_tries[<int> RUNGS]
+    unsigned long long rung_hits[<int> RUNGS]
+    unsigned long long crossings          # blocks that went from one stream to another
+    unsigned long long waits              # event waits that this queued on a stream
+    unsigned long long overwaits          # of those, how many wait for more than the block asked for
+    unsigned long long drains             # waits for the whole device
+    # One thread at a time asks the source for memory, one at a time moves memory between streams.
+    # Neither holds a lock meanwhile.  Who has the growth turn may take the crossing turn, never the
+    # other way round.
+    Turn growth_turn
+    Turn crossing_turn
+    Slot* table                   # [MAX_SLOTS]
+    Arena* arenas[<int> MAX_SLOTS]
