@@ -1,8 +1,11 @@
 """The Dynamic rule: when the pool asks its source, for how much, and what happens where there is no more."""
 
+import contextlib
 import gc
+import itertools
 import logging
 import math
+import random
 import weakref
 
 import pytest
@@ -44,7 +47,7 @@ class TestRule:
     def test_each_growth_brings_the_total_to_one_and_a_half_times_what_it_was(self):
         with default_pool() as pool:
             totals = grow(pool, 12)
-            for before, after in zip(totals, totals[1:], strict=False):
+            for before, after in itertools.pairwise(totals):
                 assert 0 <= after - before * 1.5 < STEP_ROUNDING
             assert pool.stats.source_calls == 12
 
@@ -52,7 +55,7 @@ class TestRule:
     def test_other_factors(self, factor):
         with default_pool(growth=factor) as pool:
             totals = grow(pool, 4)
-            for before, after in zip(totals, totals[1:], strict=False):
+            for before, after in itertools.pairwise(totals):
                 assert 0 <= after - before * factor < STEP_ROUNDING + 1
 
     @pytest.mark.parametrize("step", ["64MiB", 64 * MIB, "4KiB", 5000, "1MB", 2 * MIB + 1])
@@ -97,8 +100,6 @@ class TestRule:
     @pytest.mark.parametrize("seed", range(3))
     def test_source_calls_are_few(self, seed):
         """At most 1 + ceil(log 1.5 (peak / 256 MiB)), plus one for each request larger than its step."""
-        import random
-
         rng = random.Random(seed)
         larger = 0
         with default_pool() as pool:
@@ -133,17 +134,12 @@ class TestLimit:
         with default_pool(limit=limit) as pool:
             block = max(GRANULE, round_up(most // 50))
             lent = 0
-            with pytest.raises(vpool.OutOfMemoryError):
-                while True:
-                    pool.allocate(block)
-                    lent += block
-                    assert pool.stats.reserved_bytes <= most
-            while True:
-                try:
-                    pool.allocate(GRANULE)
-                except vpool.OutOfMemoryError:
-                    break
-                lent += GRANULE
+            for nbytes in (block, GRANULE):
+                with contextlib.suppress(vpool.OutOfMemoryError):
+                    while True:
+                        pool.allocate(nbytes)
+                        lent += nbytes
+                        assert pool.stats.reserved_bytes <= most
             assert pool.stats.peak_reserved_bytes <= most
             assert lent == most // GRANULE * GRANULE
             pool.check()
@@ -389,7 +385,7 @@ class TestArguments:
 
     @pytest.mark.parametrize(
         ("text", "nbytes"),
-        [("4096", 4096), ("4096B", 4096), ("4KiB", 4096), ("4K", 4096), ("4kB".upper(), 4000), ("1.5 MiB", 3 * MIB // 2),
+        [("4096", 4096), ("4096B", 4096), ("4KiB", 4096), ("4K", 4096), ("4KB", 4000), ("1.5 MiB", 3 * MIB // 2),
          ("  2GiB ", 2 * GIB), ("2G", 2 * GIB), ("2GB", 2 * 10**9), ("1TiB", 1 << 40), ("0.1GB", 10**8)],
     )  # fmt: skip
     def test_sizes_may_be_written_with_units(self, text, nbytes):

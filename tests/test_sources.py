@@ -1,5 +1,6 @@
 """The storage layer: where memory comes from, on which device, and what the driver's table tells."""
 
+import contextlib
 import ctypes
 import mmap
 
@@ -172,10 +173,8 @@ class TestCudaDevices:
             lambda: pool.deallocate(kept, stream=9),
             pool.close,
         ):
-            try:
+            with contextlib.suppress(vpool.Error):
                 use()
-            except vpool.Error:
-                pass
             assert machine.current_device == 0
         pool.check()
 
