@@ -13,7 +13,7 @@ from vpool.sizes import parse_size
 from vpool.strategies import Dynamic
 from vpool.trace import Trace
 
-__all__ = ["ReplayResult", "replay"]
+__all__ = ["PatternError", "ReplayResult", "replay", "strategy_of"]
 
 # Events between two calls of the progress function.
 _CHUNK = 1 << 16

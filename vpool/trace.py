@@ -98,7 +98,7 @@ class Trace:
 
     @property
     def live_bytes(self):
-        """Requested bytes that are live after each event: array of int64."""
+        """Requested bytes that are live after each event, an array of int64."""
         sizes = self.bytes.astype(np.int64)
         return np.cumsum(np.where(self.op == ALLOCATE, sizes, -sizes))
 

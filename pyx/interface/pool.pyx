@@ -347,7 +347,7 @@ cdef class Pool:
 
     @property
     def stats(self):
-        """Counters, read in O(1) without any lock: a `PoolStats`."""
+        """The counters of this moment, a `PoolStats`, read in O(1) without any lock."""
         cdef Totals totals
         walk_totals(self.core, &totals)
         misses = atomic_read(self.core.state.misses)

@@ -1,0 +1,201 @@
+"""The inline parts of vpool that no Python call reaches alone, with a thin skin for tests."""
+from libc.stdint cimport uint32_t, uint64_t
+
+from vpool._base.lock cimport SpinLock, atomic_add, atomic_read, spin_lock, spin_try, spin_unlock
+from vpool._base.turn cimport Turn, turn_destroy, turn_give, turn_init, turn_take
+from vpool._base.types cimport BLOCK_FREE, GRANULE, Block, BlockId, round_down, round_up
+from vpool._interface.pool cimport Pool
+from vpool._management.arena cimport (
+    CLASSES_PER_ROW,
+    ROWS,
+    Arena,
+    arena_add_segment,
+    arena_delete,
+    arena_new,
+    arena_remove_segment,
+)
+from vpool._management.core cimport core_allocate, core_deallocate
+from vpool._management.freelist cimport class_of, freelist_find, freelist_insert, freelist_remove, freelist_resize
+from vpool._management.hit cimport hit_put, hit_take
+from vpool._management.index cimport index_find, index_insert, index_remove
+from vpool._management.record cimport record_delete, record_new
+
+CLASSES = <int> (ROWS * CLASSES_PER_ROW)
+
+
+def class_numbers(sizes):
+    return [class_of(nbytes) for nbytes in sizes]
+
+
+def rounded(uint64_t nbytes, uint64_t unit):
+    return round_down(nbytes, unit), round_up(nbytes, unit)
+
+
+cdef class Lock:
+    """A spin lock and a plain counter under it."""
+
+    cdef SpinLock lock
+    cdef readonly unsigned long long counter
+    cdef unsigned long long inside
+    cdef readonly unsigned long long most_inside
+
+    def hammer(self, Py_ssize_t repeats):
+        cdef Py_ssize_t i
+        cdef unsigned long long inside
+        with nogil:
+            for i in range(repeats):
+                spin_lock(&self.lock)
+                inside = atomic_add(self.inside, 1)
+                if inside > self.most_inside:
+                    self.most_inside = inside
+                self.counter += 1
+                atomic_add(self.inside, -1)
+                spin_unlock(&self.lock)
+
+    def try_lock(self):
+        return spin_try(&self.lock)
+
+    def unlock(self):
+        spin_unlock(&self.lock)
+
+
+cdef class TurnTaker:
+    """A turn and a plain counter that only its holder writes."""
+
+    cdef Turn turn
+    cdef readonly unsigned long long counter
+    cdef readonly unsigned long long waits
+
+    def __cinit__(self):
+        turn_init(&self.turn)
+
+    def __dealloc__(self):
+        turn_destroy(&self.turn)
+
+    def hammer(self, Py_ssize_t repeats):
+        cdef Py_ssize_t i
+        cdef bint waited
+        with nogil:
+            for i in range(repeats):
+                waited = turn_take(&self.turn)
+                self.counter += 1
+                self.waits += waited
+                turn_give(&self.turn)
+
+
+cdef class Probe:
+    """An arena of its own, without a pool."""
+
+    cdef Arena* arena
+
+    def __cinit__(self, minimum_remainder=GRANULE):
+        self.arena = arena_new(0, minimum_remainder)
+        if self.arena == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        if self.arena != NULL:
+            arena_delete(self.arena)
+
+    def size(self, BlockId block_id):
+        return self.arena.blocks[block_id].nbytes
+
+    @property
+    def figures(self):
+        return {
+            "live_blocks": self.arena.live_blocks,
+            "free_blocks": self.arena.free_blocks,
+            "allocated_bytes": self.arena.allocated_bytes,
+            "requested_bytes": self.arena.requested_bytes,
+            "buckets": self.arena.bucket_count,
+        }
+
+    # The address index.
+    def insert(self, uint64_t address):
+        cdef BlockId block_id = record_new(self.arena)
+        self.arena.blocks[block_id].address = address
+        index_insert(self.arena, block_id, &self.arena.blocks[block_id])
+        return block_id
+
+    def find(self, uint64_t address):
+        return index_find(self.arena, address)
+
+    def remove(self, uint64_t address):
+        cdef BlockId block_id = index_remove(self.arena, address)
+        if block_id:
+            record_delete(self.arena, block_id)
+        return block_id
+
+    def longest_chain(self):
+        cdef uint32_t i, length
+        cdef uint32_t longest = 0
+        cdef BlockId block_id
+        for i in range(self.arena.bucket_count):
+            length = 0
+            block_id = self.arena.buckets[i]
+            while block_id:
+                length += 1
+                block_id = self.arena.blocks[block_id].list_next
+            longest = max(longest, length)
+        return longest
+
+    # The free lists.
+    def list_free(self, uint64_t nbytes):
+        cdef BlockId block_id = record_new(self.arena)
+        cdef Block* block = &self.arena.blocks[block_id]
+        block.nbytes = nbytes
+        block.state = BLOCK_FREE
+        freelist_insert(self.arena, block_id, block)
+        return block_id
+
+    def unlist(self, BlockId block_id):
+        freelist_remove(self.arena, &self.arena.blocks[block_id])
+        record_delete(self.arena, block_id)
+
+    def relist(self, BlockId block_id, uint64_t nbytes):
+        freelist_resize(self.arena, block_id, &self.arena.blocks[block_id], nbytes)
+
+    def find_free(self, uint64_t nbytes):
+        return freelist_find(self.arena, nbytes)
+
+    def bitmaps_are_empty(self):
+        cdef int row
+        if self.arena.rows:
+            return False
+        for row in range(<int> ROWS):
+            if self.arena.columns[row]:
+                return False
+        return True
+
+    # Segments and blocks.
+    def add_segment(self, uint64_t address, uint64_t nbytes):
+        return arena_add_segment(self.arena, address, nbytes)
+
+    def remove_segment(self, BlockId edge_id, uint64_t nbytes):
+        return arena_remove_segment(self.arena, edge_id, nbytes)
+
+    def take(self, uint64_t nbytes):
+        return hit_take(self.arena, round_up(nbytes, GRANULE), nbytes, 0)
+
+    def put(self, BlockId block_id):
+        index_remove(self.arena, self.arena.blocks[block_id].address)
+        hit_put(self.arena, block_id)
+
+    def allow_no_more_records(self):
+        self.arena.capacity = self.arena.fresh
+
+
+def compiled_calls(Pool pool not None, uint64_t nbytes, Py_ssize_t repeats):
+    """What a compiled caller does: allocate and free without the GIL; the number of calls that were served."""
+    cdef uint64_t address = 0
+    cdef Py_ssize_t served = 0
+    cdef Py_ssize_t i
+    with nogil:
+        for i in range(repeats):
+            if core_allocate(pool.core, pool.default_arena, nbytes, &address):
+                served += core_deallocate(pool.core, pool.default_arena, address)
+    return served
+
+
+def read_atomically(unsigned long long value):
+    return atomic_read(value)

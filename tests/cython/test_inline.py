@@ -1,0 +1,243 @@
+"""Lock, classes, free lists and address index by themselves, and vpool as a compiled caller sees it."""
+
+import random
+import threading
+
+import pytest
+
+from tests.helpers.pools import GRANULE, KIB, MIB, assert_whole, simulated_pool
+
+LARGEST = 2**63 // GRANULE  # granules
+ENTRIES = 100_000
+
+
+def in_threads(work, count):
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+class TestLock:
+    """One holder at a time, without the GIL's help."""
+
+    @pytest.mark.parametrize("threads", [1, 2, 4])
+    def test_no_count_is_lost(self, probe, threads):
+        lock = probe.Lock()
+        in_threads(lambda: lock.hammer(300_000), threads)
+        assert lock.counter == 300_000 * threads
+        assert lock.most_inside == 1
+
+    def test_trying_does_not_wait(self, probe):
+        lock = probe.Lock()
+        assert lock.try_lock()
+        assert not lock.try_lock()
+        lock.unlock()
+        assert lock.try_lock()
+
+    def test_who_waits_gets_it_in_the_end(self, probe):
+        """The holder lost its core for long: the waiter yields and goes on."""
+        lock = probe.Lock()
+        assert lock.try_lock()
+        waiter = threading.Thread(target=lock.hammer, args=(1,))
+        waiter.start()
+        waiter.join(0.2)
+        assert waiter.is_alive()
+        assert lock.counter == 0
+        lock.unlock()
+        waiter.join(10)
+        assert lock.counter == 1
+
+
+def test_turns_are_taken_by_one_at_a_time(probe):
+    taker = probe.TurnTaker()
+    in_threads(lambda: taker.hammer(50_000), 4)
+    assert taker.counter == 200_000
+    assert taker.waits <= taker.counter
+
+
+class TestClasses:
+    """The number of the class of a size."""
+
+    def test_they_rise_with_the_size(self, probe):
+        """Every size up to 16 MiB, and around every power of two and of its 32nds up to 2**63."""
+        granules = set(range(1, 1 << 16))
+        for power in range(16, 56):
+            for part in range(32, 65):
+                granules |= {(part << power >> 5) + step for step in (-1, 0, 1)}
+        granules = sorted(number for number in granules if 0 < number <= LARGEST)
+        numbers = probe.class_numbers([number * GRANULE for number in granules])
+        assert numbers == sorted(numbers)
+        assert numbers[0] == 1
+        assert max(numbers) < probe.CLASSES
+
+    def test_none_is_left_out(self, probe):
+        numbers = probe.class_numbers([number * GRANULE for number in range(1, 1 << 16)])
+        assert sorted(set(numbers)) == list(range(1, max(numbers) + 1))
+
+    def test_small_sizes_have_one_each(self, probe):
+        numbers = probe.class_numbers([number * GRANULE for number in range(1, 64)])
+        assert len(set(numbers)) == 63
+
+    @pytest.mark.parametrize("power", range(6, 55))
+    def test_sizes_of_one_differ_by_at_most_a_32nd(self, probe, power):
+        sizes = [((1 << power) + ((1 << power) * part >> 5)) * GRANULE for part in range(32)]
+        numbers = probe.class_numbers(sizes)
+        assert numbers == list(range(numbers[0], numbers[0] + 32))
+        widths = [after - before for before, after in zip(sizes, [*sizes[1:], 2 * sizes[0]], strict=True)]
+        assert all(width * 32 <= size for size, width in zip(sizes, widths, strict=True))
+        lasts = probe.class_numbers([size + width - GRANULE for size, width in zip(sizes, widths, strict=True)])
+        assert lasts == numbers
+
+    @pytest.mark.parametrize("unit", [1, 2, 256, 2 * MIB])
+    def test_rounding(self, probe, unit):
+        for number in (0, 1, 255, 256, 257, 2**40 + 3, 2**63 - 1, 2**63):
+            assert probe.rounded(number, unit) == (number // unit * unit, -(-number // unit) * unit)
+
+
+class TestFreeLists:
+    """Two levels of bitmaps against a plain list."""
+
+    def test_against_a_plain_list(self, probe):
+        rng = random.Random(1)
+        arena = probe.Probe()
+        listed = {}
+
+        def size():
+            return int(2 ** rng.uniform(0, 36)) * GRANULE
+
+        for _ in range(30_000):
+            action = rng.random()
+            if action < 0.4 or not listed:
+                nbytes = size()
+                listed[arena.list_free(nbytes)] = nbytes
+            elif action < 0.6:
+                block = rng.choice(list(listed)) if len(listed) < 50 else next(iter(listed))
+                del listed[block]
+                arena.unlist(block)
+            elif action < 0.7:
+                block = next(iter(listed))
+                listed[block] = listed.pop(block) + GRANULE * rng.choice([1, 100])
+                arena.relist(block, listed[block])
+            else:
+                self.assert_right(probe, arena, listed, size())
+            if len(listed) > 200:
+                for block in list(listed)[:150]:
+                    arena.unlist(block)
+                    del listed[block]
+        assert arena.figures["free_blocks"] == len(listed)
+        for block in listed:
+            arena.unlist(block)
+        assert arena.bitmaps_are_empty()
+
+    @staticmethod
+    def assert_right(probe, arena, listed, wanted):
+        found = arena.find_free(wanted)
+        wanted_class, *classes = probe.class_numbers([wanted, *listed.values()])
+        larger = [number for number in classes if number > wanted_class]
+        if found:
+            assert listed[found] == arena.size(found) >= wanted
+            (number,) = probe.class_numbers([listed[found]])
+            assert number == wanted_class or number == min(larger)
+        else:
+            assert not larger
+
+
+class TestIndex:
+    """Linear hashing: every address is found at every size of the table."""
+
+    def test_a_hundred_thousand_random_addresses(self, probe):
+        rng = random.Random(2)
+        arena = probe.Probe()
+        addresses = [number * GRANULE for number in rng.sample(range(1, 2**48), ENTRIES)]
+        numbers = {}
+        for count, address in enumerate(addresses):
+            numbers[address] = arena.insert(address)
+            if count & (count - 1) == 0:
+                assert all(arena.find(known) == number for known, number in numbers.items())
+        assert all(arena.find(address) == number for address, number in numbers.items())
+        assert arena.figures["live_blocks"] == ENTRIES
+        assert arena.figures["buckets"] >= 2 * (ENTRIES - 1)
+        assert arena.longest_chain() <= 12
+        self.assert_removals(arena, numbers, addresses, rng)
+
+    @staticmethod
+    def assert_removals(arena, numbers, addresses, rng):
+        assert not any(arena.find(address + GRANULE) for address in addresses if address + GRANULE not in numbers)
+        rng.shuffle(addresses)
+        gone, kept = addresses[: ENTRIES // 2], addresses[ENTRIES // 2 :]
+        assert all(arena.remove(address) == numbers[address] for address in gone)
+        assert not any(arena.find(address) or arena.remove(address) for address in gone)
+        assert all(arena.find(address) == numbers[address] for address in kept)
+        again = [arena.insert(address) for address in gone]
+        assert [arena.find(address) for address in gone] == again
+        assert all(arena.remove(address) for address in addresses)
+        assert arena.figures["live_blocks"] == 0
+        assert arena.longest_chain() == 0
+
+    @pytest.mark.parametrize("step", [GRANULE, 512, 4 * KIB, 2 * MIB, 1 << 32])
+    def test_regular_addresses_spread(self, probe, step):
+        """Blocks of one size side by side, the usual case, make no long chains."""
+        arena = probe.Probe()
+        base = 0x7F00_0000_0000
+        for number in range(20_000):
+            arena.insert(base + step * number)
+        assert arena.longest_chain() <= 8
+        assert all(arena.find(base + step * number) for number in range(20_000))
+
+
+class TestRemainders:
+    """A rest that is too small to be of use stays with the block."""
+
+    BASE, SEGMENT, MINIMUM = 1 << 40, 64 * KIB, 4 * KIB
+
+    @pytest.mark.parametrize("rest", [0, GRANULE, MINIMUM - GRANULE, MINIMUM, MINIMUM + GRANULE])
+    def test_a_rest_below_the_minimum_is_lent_too_and_counted(self, probe, rest):
+        arena = probe.Probe(self.MINIMUM)
+        arena.add_segment(self.BASE, self.SEGMENT)
+        wanted = self.SEGMENT - rest
+        block = arena.take(wanted)
+        split = rest >= self.MINIMUM
+        assert arena.size(block) == (wanted if split else self.SEGMENT)
+        assert arena.figures["free_blocks"] == split
+        assert arena.figures["allocated_bytes"] == arena.size(block)
+        assert arena.figures["requested_bytes"] == wanted
+        arena.put(block)
+        assert arena.figures["allocated_bytes"] == arena.figures["requested_bytes"] == 0
+        assert arena.find_free(self.SEGMENT)
+
+    def test_without_a_record_for_the_rest_the_whole_block_is_lent(self, probe):
+        arena = probe.Probe()
+        edge = arena.add_segment(self.BASE, self.SEGMENT)
+        arena.allow_no_more_records()
+        block = arena.take(1000)
+        assert arena.size(block) == self.SEGMENT
+        assert arena.add_segment(self.BASE + self.SEGMENT, self.SEGMENT) == 0
+        assert not arena.remove_segment(edge, self.SEGMENT)
+        arena.put(block)
+        assert arena.remove_segment(edge, self.SEGMENT)
+        assert arena.figures["free_blocks"] == 0
+        assert arena.bitmaps_are_empty()
+
+
+class TestCompiledCallers:
+    """Allocation from Cython, without the GIL."""
+
+    def test_a_pair(self, probe):
+        with simulated_pool() as pool:
+            assert probe.compiled_calls(pool, 1000, 10_000) == 10_000
+            assert pool.stats.allocations == pool.stats.frees == 10_000
+            assert_whole(pool)
+
+    def test_from_threads_without_the_gil(self, probe):
+        with simulated_pool() as pool:
+            in_threads(lambda: probe.compiled_calls(pool, 5000, 100_000), 4)
+            assert pool.stats.frees == 400_000
+            assert_whole(pool)
+
+    def test_a_closed_or_exhausted_pool_gives_nothing(self, probe):
+        with simulated_pool(MIB) as pool:
+            assert probe.compiled_calls(pool, 2 * MIB, 3) == 0
+            assert pool.stats.ooms == 3
+        assert probe.compiled_calls(pool, 1000, 3) == 0

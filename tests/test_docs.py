@@ -1,0 +1,107 @@
+"""The documentation: it builds, its examples run, and its signatures are those of the code."""
+
+import ast
+import doctest
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import pytest
+
+import vpool
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+MODULES = sorted(
+    found.name for found in pkgutil.walk_packages(vpool.__path__, "vpool.") if "__main__" not in found.name
+)
+
+
+def code_block(language):
+    """The README's block of a language."""
+    (block,) = re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    return block
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The pages, built with every warning an error."""
+    out = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", "-n", "-W", "--keep-going", "-d", out / "trees", DOCS, out],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def test_every_public_name_is_documented(site):
+    inventory = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
+    documented = {line.split()[0].rpartition(".")[2] for line in zlib.decompress(inventory).decode().splitlines()}
+    assert set(vpool.__all__) - {"__version__"} <= documented
+
+
+def test_signatures_are_those_of_the_stubs():
+    """Of types that cannot tell them at run time; their stubs are checked against the code."""
+    stub = ast.parse((ROOT / "vpool" / "_interface" / "pool.pyi").read_text())
+    signatures = {}
+    for cls in (node for node in stub.body if isinstance(node, ast.ClassDef)):
+        for method in (node for node in cls.body if isinstance(node, ast.FunctionDef) and not node.decorator_list):
+            for arg in method.args.args:
+                arg.annotation = None
+            name = "" if method.name in ("__new__", "__init__") else method.name
+            args = ast.unparse(method.args).replace("=", " = ")
+            signatures[cls.name, name] = re.sub(r"^(self|cls)(, )?", "", args).replace(" = ", "=")
+    written = {}
+    text = (DOCS / "api.rst").read_text()
+    for cls, args, body in re.findall(r"^\.\. autoclass:: (Pool|Buffer)\((.*)\)\n((?:\n| +.*\n)*)", text, re.MULTILINE):
+        written[cls, ""] = args
+        written.update({(cls, name): args for name, args in re.findall(r"automethod:: (\w+)\((.*)\)", body)})
+    assert written == {key: args for key, args in signatures.items() if not key[1].startswith("__")}
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.rst") if ">>>" in path.read_text()))
+def test_examples_of_pages(page):
+    failed, tried = doctest.testfile(str(DOCS / page), module_relative=False, verbose=False)
+    assert tried
+    assert not failed
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_examples_of_docstrings(module):
+    assert not doctest.testmod(importlib.import_module(module), verbose=False).failed
+
+
+def test_readme_example(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", code_block("python")],
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "cannot lend 1,073,741,824 bytes" in done.stdout
+    assert "utilization" in done.stdout
+
+
+def test_ci_runs_the_commands_of_the_readme():
+    first, second = code_block("sh").splitlines()
+    lines = (ROOT / ".ci" / "run").read_text().splitlines()
+    assert second in lines
+    for command in first.split(" && ")[2:]:
+        assert command.replace("pip install", "pip install -q") in lines
+
+
+def test_design_page_shows_the_layers():
+    """It includes them from the test that holds them, between two comments."""
+    text = (ROOT / "tests" / "test_source_code.py").read_text()
+    page = (DOCS / "design.rst").read_text()
+    for mark in re.findall(r":(?:start-after|end-before): (.*)", page):
+        assert text.count(mark) == 1

@@ -1,0 +1,158 @@
+"""The package as others get it: source distribution, wheel, and a compiled module on top of it."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LEFTOVERS = ("build", "dist", "*.so", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis", ".git", ".venv", "_build")
+
+
+def run(python, *command, cwd):
+    done = subprocess.run(
+        [python, *map(str, command)],
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def files_of(*patterns):
+    """Files of the package, relative to the root."""
+    return {
+        path.relative_to(ROOT).as_posix()
+        for pattern in patterns
+        for path in (ROOT / "vpool").rglob(pattern)
+        if "__pycache__" not in path.parts
+    }
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    """A source distribution, built in a copy of the checkout."""
+    folder = tmp_path_factory.mktemp("sdist")
+    shutil.copytree(ROOT, folder / "checkout", ignore=shutil.ignore_patterns(*LEFTOVERS))
+    build = f"import setuptools.build_meta as build; build.build_sdist({str(folder)!r})"
+    run(sys.executable, "-c", build, cwd=folder / "checkout")
+    (archive,) = folder.glob("*.tar.gz")
+    return archive
+
+
+@pytest.fixture(scope="module")
+def unpacked(sdist, tmp_path_factory):
+    """What the source distribution holds, and remains of an earlier build with modules that are gone."""
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (tree,) = folder.iterdir()
+    stale = tree / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}" / "vpool"
+    for name in ("gone.py", "_storage/gone.pxd", f"_storage/gone{sysconfig.get_config_var('EXT_SUFFIX')}"):
+        (stale / name).parent.mkdir(parents=True, exist_ok=True)
+        (stale / name).write_text("")
+    return tree
+
+
+@pytest.fixture(scope="module")
+def wheel(unpacked):
+    """A wheel, built from the source distribution without network."""
+    options = ("--no-build-isolation", "--no-deps", "--no-index", "-w", unpacked.parent)
+    run(sys.executable, "-m", "pip", "wheel", *options, unpacked, cwd=unpacked.parent)
+    (built,) = unpacked.parent.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def fresh_python(wheel, tmp_path_factory):
+    """Python of a fresh environment with the wheel; what vpool depends on is borrowed from this one."""
+    folder = tmp_path_factory.mktemp("fresh")
+    venv.create(folder, symlinks=True)
+    python = folder / "bin" / "python"
+    installed = run(python, "-c", "import sysconfig; print(sysconfig.get_path('platlib'))", cwd=folder).strip()
+    pip = ("-m", "pip", "--python", python, "install", "--no-deps", "--no-index")
+    run(sys.executable, *pip, wheel, cwd=folder)
+    borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (Path(installed) / "borrowed.pth").write_text("\n".join(borrowed))
+    return python
+
+
+def test_sdist_has_all_that_a_build_needs(sdist):
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "pyx").rglob("*.pyx")} <= names
+    assert files_of("*.py", "*.pxd", "*.pyi", "*.npz", "py.typed") <= names
+    assert {"setup.py", "pyproject.toml", "README.md", "LICENSE", "docs/conf.py", "tests/conftest.py"} <= names
+    assert not [name for name in names if name.endswith((".so", ".pyc", ".c"))]
+
+
+def test_wheel_has_all_that_users_need(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    modules = {f"vpool/_{path.parent.name}/{path.stem}{suffix}" for path in (ROOT / "pyx").rglob("*.pyx")}
+    content = {name for name in names if ".dist-info/" not in name}
+    assert content == modules | files_of("*.py", "*.pxd", "*.pyi", "*.npz", "py.typed")
+    assert [name for name in names if name.endswith("/licenses/LICENSE")]
+
+
+def test_wheel_forgets_removed_modules(wheel):
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if "gone" in name]
+
+
+def test_changed_declarations_are_compiled_again(unpacked, wheel):
+    """A module's own .pxd lies where Cython does not look for changes."""
+    assert "Cythonizing" not in run(sys.executable, "setup.py", "--version", cwd=unpacked)
+    generated = unpacked / "build" / "cython" / "pyx" / "management" / "walk.c"
+    newer = generated.stat().st_mtime + 1
+    os.utime(unpacked / "vpool" / "_management" / "walk.pxd", (newer, newer))
+    assert "Cythonizing pyx/management/walk.pyx" in run(sys.executable, "setup.py", "--version", cwd=unpacked)
+
+
+def test_wheel_works_in_a_fresh_environment(fresh_python, tmp_path):
+    program = "import vpool; print(vpool.__file__); print(vpool.inspect())"
+    output = run(fresh_python, "-c", program, cwd=tmp_path)
+    assert output.startswith(str(fresh_python.parent.parent))
+    assert "utilization" in output
+    script = fresh_python.with_name("vpool")
+    assert run(script, "--version", cwd=tmp_path).startswith("vpool ")
+
+
+def test_compiled_modules_can_use_pools(fresh_python, tmp_path):
+    (tmp_path / "downstream.pyx").write_text(
+        "# cython: language_level=3\n"
+        "from libc.stdint cimport uint64_t\n"
+        "from vpool cimport Pool\n"
+        "from vpool._management.core cimport core_allocate, core_deallocate\n"
+        "\n"
+        "def rounds(Pool pool not None, uint64_t nbytes, int repeats):\n"
+        "    cdef uint64_t address = 0\n"
+        "    cdef int done = 0\n"
+        "    with nogil:\n"
+        "        while done < repeats and core_allocate(pool.core, pool.default_arena, nbytes, &address):\n"
+        "            core_deallocate(pool.core, pool.default_arena, address)\n"
+        "            done += 1\n"
+        "    return done\n"
+    )
+    (tmp_path / "setup.py").write_text(
+        "import vpool\n"
+        "from Cython.Build import cythonize\n"
+        "from setuptools import setup\n"
+        "setup(ext_modules=cythonize(['downstream.pyx'], include_path=[vpool.get_include()]))\n"
+    )
+    run(fresh_python, "setup.py", "-q", "build_ext", "--inplace", cwd=tmp_path)
+    program = (
+        "import downstream, vpool\n"
+        "with vpool.Pool(source='host') as pool:\n"
+        "    print(downstream.rounds(pool, 1000, 7), pool.stats.allocations)\n"
+    )
+    assert run(fresh_python, "-c", program, cwd=tmp_path).split() == ["7", "7"]

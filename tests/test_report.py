@@ -1,0 +1,297 @@
+"""The report: its figures against states made by hand, and its forms."""
+
+import json
+
+import numpy as np
+import pytest
+
+import vpool
+from tests.helpers.pools import GIB, GRANULE, KIB, MIB, host_pool, simulated_pool
+from vpool.report import BLOCK_DTYPE
+
+SEGMENT = 16 * MIB
+WIDEST_LINE = 100
+# A state made by hand: block by block what is live or free behind it.
+LIVE_SIZES = (1000, 70 * KIB, 300 * KIB, 2 * MIB)
+HOLE = 128 * KIB
+
+
+@pytest.fixture
+def full():
+    """A 16 MiB segment, with a hole between the live blocks and the tail free."""
+    with simulated_pool(SEGMENT, initial=SEGMENT, name="made by hand") as pool:
+        hole = None
+        for nbytes in LIVE_SIZES:
+            pool.allocate(nbytes)
+            if hole is None:
+                hole = pool.allocate(HOLE)
+        pool.deallocate(hole)
+        yield pool
+        pool.check()
+
+
+class TestFigures:
+    """Each attribute, computed by hand."""
+
+    def test_bytes_and_counts(self, full):
+        report = full.inspect()
+        live = 1024 + 70 * KIB + 300 * KIB + 2 * MIB
+        assert report.reserved_bytes == SEGMENT
+        assert report.allocated_bytes == live
+        assert report.requested_bytes == sum(LIVE_SIZES)
+        assert report.free_bytes == SEGMENT - live
+        assert report.pending_bytes == 0
+        assert report.largest_free_bytes == SEGMENT - live - HOLE
+        assert report.peak_reserved_bytes == SEGMENT
+        assert report.peak_allocated_bytes == live + HOLE
+        assert report.peak_requested_bytes == sum(LIVE_SIZES) + HOLE
+        assert (report.live_blocks, report.free_blocks, report.segments, report.source_calls) == (4, 2, 1, 1)
+        assert (report.name, report.source, report.device) == ("made by hand", "simulated", 0)
+
+    def test_ratios(self, full):
+        report = full.inspect()
+        assert report.utilization == report.allocated_bytes / SEGMENT
+        assert report.external_fragmentation == pytest.approx(HOLE / report.free_bytes)
+        assert report.internal_fragmentation == pytest.approx(24 / report.allocated_bytes)
+
+    def test_it_adds_up(self, full):
+        report = full.inspect()
+        assert report.reserved_bytes == report.allocated_bytes + report.free_bytes + report.pending_bytes
+
+    def test_size_classes(self, full):
+        rows = full.inspect().size_classes
+        assert [row.up_to for row in rows] == [64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, None]
+        assert [row.live_blocks for row in rows] == [1, 1, 1, 1, 0, 0]
+        assert [row.live_bytes for row in rows] == [1024, 70 * KIB, 300 * KIB, 2 * MIB, 0, 0]
+        assert [row.requested_bytes for row in rows] == [*LIVE_SIZES, 0, 0]
+        assert [row.free_blocks for row in rows] == [0, 1, 0, 0, 1, 0]
+        assert sum(row.free_bytes for row in rows) == full.inspect().free_bytes
+
+    @pytest.mark.parametrize(
+        ("nbytes", "row"),
+        [(64 * KIB, 0), (64 * KIB + 1, 1), (256 * KIB, 1), (MIB, 2), (4 * MIB + 1, 4), (16 * MIB, 4), (17 * MIB, 5)],
+    )
+    def test_the_bounds_of_size_classes_are_inclusive(self, pool, nbytes, row):
+        pool.allocate(nbytes)
+        counts = [tier.live_blocks for tier in pool.inspect().size_classes]
+        assert counts == [int(number == row) for number in range(6)]
+
+    @pytest.mark.parametrize(
+        ("nbytes", "pieces"),
+        [(0, 0), (1, 0), (HOLE, 0), (HOLE + 1, 1), (SEGMENT, 2), (2**62, 2)],
+    )
+    def test_unusable_bytes(self, full, nbytes, pieces):
+        report = full.inspect()
+        assert report.unusable_bytes(nbytes) == (0, HOLE, report.free_bytes)[pieces]
+
+    def test_an_empty_pool(self, pool):
+        report = pool.inspect()
+        assert report.reserved_bytes == report.live_blocks == report.segments == len(report.blocks) == 0
+        assert report.utilization == report.external_fragmentation == report.internal_fragmentation == 0
+        assert report.advice == []
+        assert [row.live_blocks for row in report.size_classes] == [0] * 6
+
+    def test_a_full_pool(self):
+        with simulated_pool(MIB, initial=MIB) as pool:
+            pool.allocate(MIB)
+            report = pool.inspect()
+            assert report.utilization == 1
+            assert report.external_fragmentation == report.free_bytes == report.largest_free_bytes == 0
+
+    def test_an_idle_pool(self, pool):
+        pool.deallocate(pool.allocate(1000))
+        report = pool.inspect()
+        assert report.utilization == report.internal_fragmentation == report.external_fragmentation == 0
+
+    def test_streams(self, pool):
+        pool.allocate(1000)
+        pool.deallocate(pool.allocate(2000, stream=7), stream=7)
+        pool.allocate(3000, stream=7)
+        default, side = pool.inspect().streams
+        assert (default["stream"], default["live_bytes"]) == (0, 1024)
+        assert (side["stream"], side["live_bytes"], side["pending_bytes"]) == (7, 3072, 0)
+        assert default["free_bytes"] + side["free_bytes"] == pool.inspect().free_bytes
+
+    def test_tags(self, pool):
+        pool.allocate(1000)
+        assert pool.inspect().tags == [{"tag": 0, "live_bytes": 1024}]
+
+    def test_what_reuse_saves(self, pool):
+        """Ten blocks one after the other in the memory of one."""
+        for _ in range(10):
+            pool.deallocate(pool.allocate(MIB))
+        report = pool.inspect()
+        assert report.sharing == pytest.approx(0.9)
+        assert report.reuse_ratio == pytest.approx(0.9)
+
+    @pytest.mark.parametrize("sizes", [[1], [1, 1], [100, 5 * MIB, 3], [MIB, 300, 300]])
+    def test_the_reuse_ratio_is_a_ratio(self, pool, sizes):
+        """Bytes served without a source call / bytes served, both as asked for: 0 for a lone first request."""
+        served_by_source = 0
+        for nbytes in sizes:
+            calls = pool.stats.source_calls
+            pool.allocate(nbytes)
+            served_by_source += nbytes * (pool.stats.source_calls > calls)
+        assert pool.inspect().reuse_ratio == pytest.approx(1 - served_by_source / sum(sizes))
+
+    def test_it_keeps_the_moment(self, full):
+        """A report does not change with the pool, and stays when the pool is gone."""
+        report = full.inspect()
+        before = report.to_dict()
+        full.allocate(MIB)
+        full.close()
+        assert report.to_dict() == before
+
+
+class TestLargestAllocatable:
+    """What it says can be had, and not one granule more."""
+
+    @pytest.mark.parametrize("capacity", [SEGMENT, 64 * MIB, 64 * MIB + 1000])
+    @pytest.mark.parametrize("lent", [0, 1000, 5 * MIB, 15 * MIB])
+    @pytest.mark.parametrize("others", [0, 3 * MIB])
+    def test_it_is_true(self, capacity, lent, others):
+        def make():
+            pool = simulated_pool(capacity, initial=SEGMENT)
+            if lent:
+                pool.allocate(lent)
+            pool.source.driver.set_free(max(0, capacity - pool.source.driver.used - others))
+            return pool
+
+        most = make().inspect().largest_allocatable()
+        assert make().allocate(most)
+        with pytest.raises(vpool.OutOfMemoryError):
+            make().allocate(most + 1)
+
+    def test_of_a_stream(self):
+        with simulated_pool(SEGMENT, initial=SEGMENT) as pool:
+            pool.allocate(MIB)
+            report = pool.inspect()
+            assert report.largest_allocatable() == report.largest_allocatable(0) == SEGMENT - MIB
+            assert report.largest_allocatable(7) == 0
+            assert report.largest_allocatable(1) == SEGMENT - MIB, "1 is another spelling of the default stream"
+
+    def test_of_a_full_pool(self):
+        with simulated_pool(MIB, initial=MIB) as pool:
+            pool.allocate(MIB)
+            assert pool.inspect().largest_allocatable() == 0
+
+
+class TestBlocks:
+    """The array of blocks."""
+
+    def test_its_fields(self, full):
+        blocks = full.inspect().blocks
+        assert blocks.dtype == BLOCK_DTYPE
+        assert set(blocks.dtype.names) == {"address", "nbytes", "requested", "state", "stream", "segment", "tag"}
+        assert blocks["state"].tolist() == ["live", "free", "live", "live", "live", "free"]
+        assert blocks["requested"].tolist() == [LIVE_SIZES[0], 0, *LIVE_SIZES[1:], 0]
+
+    def test_it_tiles_every_segment(self):
+        with simulated_pool(initial=0) as pool:
+            blocks = [pool.allocate(nbytes, stream=nbytes % 3) for nbytes in range(1, 3 * MIB, 50_000)]
+            for ptr in blocks[::2]:
+                pool.deallocate(ptr)
+            report = pool.inspect()
+            assert report.segments > 3
+            for number, segment in enumerate(report.segment_table):
+                mine = report.blocks[report.blocks["segment"] == number]
+                assert mine["address"][0] == segment["address"]
+                assert np.array_equal(mine["address"][1:], (mine["address"] + mine["nbytes"])[:-1])
+                assert mine["nbytes"].sum() == segment["nbytes"]
+                assert set(mine["stream"]) == {segment["stream"]}
+
+
+class TestForms:
+    """Text, HTML and JSON."""
+
+    @pytest.fixture(params=["empty", "small", "large"])
+    def report(self, request):
+        with simulated_pool(name="x" * 40) as pool:
+            if request.param == "small":
+                pool.allocate(1)
+            if request.param == "large":
+                for _ in range(1000):
+                    pool.deallocate(pool.allocate(900 * GIB + 1))
+                    pool.allocate(999)
+                pool.allocate(2**55)
+            return pool.inspect()
+
+    def test_text_fits_a_terminal(self, report):
+        lines = str(report).splitlines()
+        assert max(map(len, lines)) <= WIDEST_LINE
+        for word in ("reserved", "allocated", "requested", "free", "utilization", "source calls"):
+            assert any(word in line for line in lines)
+
+    def test_html_is_escaped(self):
+        with simulated_pool(name="<script>") as pool:
+            assert "<script>" not in pool.inspect()._repr_html_()
+
+    def test_json_is_the_dictionary(self, report):
+        assert json.loads(report.to_json()) == report.to_dict()
+        assert json.loads(report.to_json(indent=2)) == report.to_dict()
+
+    def test_the_dictionary_is_plain_and_exact(self, report):
+        figures = report.to_dict()
+        assert figures["reserved_bytes"] == report.reserved_bytes
+        assert type(figures["allocated_bytes"]) is int
+        assert len(figures["size_classes"]) == 6
+
+    def test_repr(self, report):
+        assert "x" * 40 in repr(report)
+
+
+class TestAdvice:
+    """Each sentence comes when a workload calls for it, and not otherwise."""
+
+    def advice(self, pool):
+        return " ".join(pool.inspect().advice)
+
+    def test_none_for_a_pool_in_good_order(self):
+        with simulated_pool(initial=16 * MIB) as pool:
+            pool.allocate(14 * MIB)
+            assert pool.inspect().advice == []
+
+    def test_a_first_segment_that_is_too_large(self):
+        with simulated_pool(initial=GIB) as pool:
+            pool.allocate(MIB)
+            assert "smaller first segment" in self.advice(pool)
+
+    def test_many_small_blocks(self):
+        with simulated_pool(initial=0) as pool:
+            for _ in range(1000):
+                pool.allocate(10)
+            assert "Rounding" in self.advice(pool)
+
+    def test_free_memory_in_pieces(self):
+        with simulated_pool(initial=16 * MIB) as pool:
+            blocks = [pool.allocate(MIB) for _ in range(16)]
+            for ptr in blocks[::2]:
+                pool.deallocate(ptr)
+            assert "pieces" in self.advice(pool)
+
+    def test_a_limit_that_is_reached(self):
+        with simulated_pool(16 * MIB, initial=16 * MIB) as pool:
+            pool.allocate(16 * MIB)
+            assert "limit" in self.advice(pool)
+
+
+@pytest.mark.usefixtures("no_default_pools")
+class TestAllDevices:
+    """vpool.inspect()."""
+
+    def test_one(self):
+        vpool.set_default_pool(host_pool(name="mine"))
+        assert vpool.inspect().name == vpool.inspect(device=0).name == "mine"
+
+    def test_each(self):
+        assert vpool.inspect(device="all") == {}
+        vpool.set_default_pool(host_pool(name="mine"))
+        vpool.allocate(5)
+        reports = vpool.inspect(device="all")
+        assert list(reports) == [0]
+        assert reports[0].allocated_bytes == GRANULE
+
+    @pytest.mark.parametrize("device", ["some", 1.5])
+    def test_no_device(self, device):
+        with pytest.raises(TypeError):
+            vpool.inspect(device=device)
