@@ -103,7 +103,7 @@ def resolve(source=None, device=None):
     None takes the best that works here: ``"cuda"``, else ``"host"``.
     """
     if isinstance(source, Source):
-        if device is not None and operator.index(device) != source.device:
+        if device is not None and _ordinal(source.driver, device) != source.device:
             raise ValueError(f"the source is of device {source.device}, not {device}")
         return source
     if source is None:

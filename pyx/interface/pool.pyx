@@ -1,8 +1,6 @@
 """Pools and buffers: arguments are checked and streams become slots here, then it is C all the way down."""
-import gc
 import itertools
 import logging
-import threading
 import weakref
 
 cimport cython
@@ -10,37 +8,32 @@ from cpython.long cimport PyLong_FromUnsignedLongLong
 from libc.stdint cimport uint16_t, uint64_t
 from libc.string cimport memset
 
-from vpool._base.lock cimport atomic_add, atomic_read, spin_lock, spin_try, spin_unlock
+from vpool._base.lock cimport atomic_read, spin_lock, spin_try, spin_unlock
+from vpool._base.turn cimport turn_give, turn_take
 from vpool._base.types cimport BLOCK_LIVE, GRANULE, Block, BlockId, likely, round_up
 from vpool._interface.arguments cimport address_of, checked_alignment, size_of
+from vpool._interface.diagnosis cimport source_error, stray
+from vpool._interface.pressure cimport Pressure
 from vpool._interface.snapshot cimport copy_records
 from vpool._interface.streams cimport StreamTable, defaults_in_use
-from vpool._management.arena cimport Arena, arena_containing
+from vpool._management.arena cimport Arena
 from vpool._management.core cimport Core, core_deallocate
-from vpool._management.cross cimport cross_free, cross_use
+from vpool._management.cross cimport cross_free, cross_free_record, cross_recall, cross_use
 from vpool._management.hit cimport hit_put, hit_take
 from vpool._management.index cimport index_remove
-from vpool._management.state cimport (
-    RUNG_CALL,
-    RUNG_COLLECT,
-    RUNG_SEARCH,
-    RUNG_TRIM,
-    RUNG_WAIT,
-    RUNGS,
-    STATE_CLOSED,
-    Request,
-    Segment,
-)
+from vpool._management.state cimport STATE_CLOSED, Request
 from vpool._management.walk cimport Broken, Totals, walk_check, walk_totals
-from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
+from vpool._storage.driver cimport STATUS_OK
 
 from vpool._management.core import RUNG_NAMES
-from vpool.errors import ClosedPoolError, DoubleFreeError, ForeignPointerError, OutOfMemoryError, SourceError
+from vpool.errors import ClosedPoolError, ForeignPointerError, SourceError
 from vpool.report import Report
-from vpool.sizes import format_bytes
 from vpool.sources import resolve
 from vpool.stats import PoolStats
 from vpool.strategies import Dynamic
+
+cdef enum:
+    NO_SLOT = 0xFFFF
 
 logger = logging.getLogger("vpool")
 _pools = weakref.WeakSet()
@@ -134,8 +127,7 @@ cdef class Pool:
         self.core.may_wait = on_pressure == "wait"
         self.default_arena = self.core.state.arenas[0]
         self.streams = StreamTable(self.core)
-        self.callbacks = []
-        self.pressed = threading.local()
+        self.pressure = Pressure(self.core)
         self.name = f"pool-{next(_numbers)}" if name is None else str(name)
         self.strategy = strategy
         _pools.add(self)
@@ -319,9 +311,7 @@ cdef class Pool:
         priority : int
             Higher ones are called first.
         """
-        if not callable(fn):
-            raise TypeError(f"a pressure callback must be callable, not {type(fn).__name__}")
-        self.callbacks = sorted([*self.callbacks, (-priority, len(self.callbacks), fn)], key=lambda entry: entry[:2])
+        self.pressure.add(fn, priority)
 
     @property
     def ladder(self):
@@ -378,6 +368,24 @@ cdef class Pool:
         """
         return Report(*copy_records(self.core, self.name))
 
+    def coalesce(self):
+        """Merge what can be merged without moving data or waiting.
+
+        Memory that streams lent one another goes home where its last use is complete, and merges
+        with its neighbours there; so does pending memory that has become ready.
+
+        Returns
+        -------
+        int
+            Bytes by which the largest free block has grown.
+        """
+        before = self.inspect().largest_free_bytes
+        with nogil:
+            turn_take(&self.core.state.crossing_turn)
+            cross_recall(&self.core.state, self.core.source)
+            turn_give(&self.core.state.crossing_turn)
+        return max(0, self.inspect().largest_free_bytes - before)
+
     def check(self):
         """Assert every invariant.
 
@@ -430,107 +438,27 @@ cdef class Pool:
         request.requested = requested
         request.nbytes = round_up(requested, GRANULE)
         request.alignment = alignment
-        self.lend_slowly(&request)
+        self.pressure.climb(&request, self.name)
         address[0] = request.address
         return request.block_id
 
-    cdef BlockId lend_slowly(self, Request* request) except 0:
-        """Climb the ladder, with the rungs between that only Python can try."""
-        cause = None
-        with nogil:
-            self.core.climb(request, RUNG_SEARCH, RUNG_TRIM)
-        if request.block_id == 0:
-            cause = self._ask_python(request)
-        if request.block_id == 0 and self.core.may_wait:
-            with nogil:
-                self.core.climb(request, RUNG_WAIT, RUNG_WAIT)
-        if request.block_id == 0:
-            self.core.count_failure()
-            raise self._failure(request) from cause
-        if request.grown:
-            self._log_growth(request)
-        return request.block_id
-
-    cdef _ask_python(self, Request* request):
-        """Pressure callbacks, then a garbage collection; a callback's exception, if one raised.
-
-        A request that a callback makes gets no further than the rungs below.
-        """
-        if getattr(self.pressed, "now", False):
-            return None
-        self.pressed.now = True
+    cdef int freeing_slot(self, stream, int gone) except -1:
+        """The slot of a stream that a block is freed on; `gone` if it was destroyed, after waiting for it."""
         try:
-            for _, _, callback in list(self.callbacks):
-                try:
-                    callback(request.requested)
-                except Exception as error:
-                    return error
-                if self._retry(request, RUNG_CALL):
-                    return None
-            gc.collect()
-            self._retry(request, RUNG_COLLECT)
-        finally:
-            self.pressed.now = False
-
-    cdef bint _retry(self, Request* request, int rung):
-        """Count a rung that Python has tried, and climb the ones before it again."""
-        with nogil:
-            atomic_add(self.core.state.rung_tries[rung], 1)
-            request.tried |= <unsigned int> 1 << rung
-            request.status = STATUS_OK
-            if self.core.climb(request, RUNG_SEARCH, RUNG_TRIM):
-                atomic_add(self.core.state.rung_hits[rung], 1)
-        return request.block_id != 0
-
-    cdef _log_growth(self, Request* request):
-        logger.debug(
-            "pool %r grew by %s to %s for a request of %s",
-            self.name, format_bytes(request.grown), format_bytes(self.core.state.reserved),
-            format_bytes(request.requested),
-        )
-        if request.refused:
-            logger.info(
-                "pool %r: the source refused %s (%s) and gave %s",
-                self.name, format_bytes(request.refused), self.source.driver.error_name(request.status),
-                format_bytes(request.grown),
-            )
-
-    cdef _failure(self, Request* request):
-        """The exception for a request that failed."""
-        driver = self.core.source.driver
-        if request.status not in (STATUS_OK, STATUS_OUT_OF_MEMORY):
-            name = driver.error_name(request.status)
-            return SourceError(f"the source failed with {name} when asked for {format_bytes(request.refused)}", name)
-        report = self.inspect()
-        if request.no_record:
-            reason = "host memory for block records ran out"
-        elif request.refused:
-            reason = f"the device refused {format_bytes(request.refused)}"
-        else:
-            reason = "growing would pass the limit"
-        steps = [RUNG_NAMES[rung] for rung in range(RUNGS) if request.tried >> rung & 1]
-        error = OutOfMemoryError(
-            f"pool {self.name!r} cannot lend {request.requested:,} bytes ({format_bytes(request.requested)}): {reason}."
-            f" Limit {format_bytes(report.limit_bytes)}, reserved {format_bytes(report.reserved_bytes)},"
-            f" live {format_bytes(report.allocated_bytes)}, free {format_bytes(report.free_bytes)}"
-            f" of which {format_bytes(report.largest_free_bytes)} in the largest block. Tried: {', '.join(steps)}.",
-            request.requested, report, steps,
-        )
-        logger.info("%s", error)
-        return error
+            return self.streams.slot_of(stream)
+        except SourceError:
+            # Its work is perhaps not complete: wait for the device.
+            with nogil:
+                self.core.drain()
+            return gone
 
     cdef int take_back(self, uint64_t address, stream) except -1:
         """Free a block that is not at hand in the default stream's arena."""
-        cdef int slot = 0
+        cdef int slot = 0 if stream is None else self.freeing_slot(stream, NO_SLOT)
         cdef bint found
-        if stream is not None:
-            try:
-                slot = self.streams.slot_of(stream)
-            except SourceError:
-                # The stream is gone, its work perhaps not: wait for the device.
-                with nogil:
-                    self.core.drain()
-                stream = None
+        if slot == NO_SLOT:
+            stream = None
+            slot = 0
         with nogil:
             if stream is None:
                 found = self.core.put(address, 0)
@@ -544,28 +472,8 @@ cdef class Pool:
 
     cdef _stray(self, uint64_t address):
         """The exception for an address that is no live block."""
-        cdef Segment* segment
-        cdef Block block
-        cdef BlockId block_id = 0
-        memset(&block, 0, sizeof(Block))
-        with nogil:
-            spin_lock(&self.core.state.lock)
-            segment = self.core.segment_of(address)
-            if segment != NULL:
-                spin_lock(&segment.arena.lock)
-                block_id = arena_containing(segment.arena, segment.edge, address)
-                block = segment.arena.blocks[block_id]
-                spin_unlock(&segment.arena.lock)
-            spin_unlock(&self.core.state.lock)
-        if block_id == 0:
-            owners = [pool.name for pool in pools() if pool is not self and (<Pool> pool).holds(address)]
-            whose = f"; it is of pool {owners[0]!r}" if owners else ""
-            return ForeignPointerError(f"{address:#x} is not of pool {self.name!r}{whose}")
-        if block.state == BLOCK_LIVE and block.address != address:
-            return ForeignPointerError(
-                f"{address:#x} lies {address - block.address} bytes inside the live block at {block.address:#x}"
-            )
-        return DoubleFreeError(f"{address:#x} is free already in pool {self.name!r}")
+        owners = [pool.name for pool in pools() if pool is not self and (<Pool> pool).holds(address)]
+        return stray(self.core, self.name, address, owners[0] if owners else None)
 
     cdef bint holds(self, uint64_t address) noexcept:
         cdef bint inside
@@ -585,8 +493,7 @@ cdef class Pool:
                 if status == STATUS_OK:
                     status = self.core.release_idle(0, &released)
             if status != STATUS_OK:
-                name = self.core.source.driver.error_name(status)
-                raise SourceError(f"the source did not take memory back: {name}", name)
+                raise source_error(self.core, status, "the source did not take memory back")
         return 0
 
 
@@ -652,6 +559,15 @@ cdef class Buffer:
         self.block_id = 0
         return mine
 
+    cdef bint put_on(self, stream) except -1:
+        """Give the block back as freed on a stream."""
+        cdef int slot = self.pool.freeing_slot(stream, self.arena.slot)
+        cdef bint mine
+        with nogil:
+            mine = cross_free_record(&self.pool.core.state, self.arena, self.block_id, self.generation, slot)
+        self.block_id = 0
+        return mine
+
     def close(self, stream=None):
         """Give the block back now.  Closing twice does nothing.
 
@@ -668,11 +584,7 @@ cdef class Buffer:
         cdef uint64_t address = self.address
         cdef bint mine = True
         if self.block_id:
-            if stream is None:
-                mine = self.put()
-            else:
-                self.pool.take_back(address, stream)
-                self.block_id = 0
+            mine = self.put() if stream is None else self.put_on(stream)
         self.arena = NULL
         self.address = 0
         if not mine:

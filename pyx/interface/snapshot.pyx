@@ -8,6 +8,7 @@ from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, BLOCK_PENDING, BLOCK_UNMA
 from vpool._management.core cimport Core
 from vpool._management.walk cimport BlockCopy, SegmentCopy, Totals, walk_copy
 
+from vpool.errors import SourceError
 from vpool.report import BLOCK_DTYPE, SEGMENT_DTYPE
 
 # The layout of BlockCopy and SegmentCopy.
@@ -56,12 +57,16 @@ cdef tuple copy_records(Core core, str name):
     segments["address"] = spans["address"]
     segments["nbytes"] = spans["nbytes"]
     segments["stream"] = by_slot[spans["slot"]]
+    try:
+        device_free = core.source.memory()[0]
+    except SourceError:
+        device_free = None                        # a report is wanted most when the device does not answer
     figures = {
         "name": name,
         "source": core.source.name,
         "device": core.source.device,
         "limit_bytes": core.state.limit,
-        "device_free_bytes": core.source.memory()[0],
+        "device_free_bytes": device_free,
         "reserved_bytes": totals.reserved_bytes,
         "peak_reserved_bytes": totals.peak_reserved_bytes,
         "peak_allocated_bytes": totals.peak_allocated_bytes,

@@ -1,4 +1,5 @@
 """The core of a pool: slots, segments, limits, growth, and the ladder of a miss."""
+cimport cython
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
 from vpool._base.lock cimport atomic_add, atomic_read, spin_lock, spin_unlock
@@ -22,7 +23,7 @@ from vpool._management.arena cimport (
     arena_remove_segment,
     arena_take_aligned,
 )
-from vpool._management.core cimport core_deallocate
+from vpool._management.core cimport core_deallocate, request_broken
 from vpool._management.cross cimport cross_merge, cross_ready, cross_recall, cross_steal
 from vpool._management.order cimport order_drain, order_forget, order_mark, order_poll, order_reachable
 from vpool._management.state cimport (
@@ -118,20 +119,18 @@ cdef void _grow_in_turn(Core core, Request* request) noexcept nogil:
     cdef uint64_t granted
     cdef int status
     want = want if want > need else need
-    if want >= SEGMENT_ROUNDING:
-        want = round_up(want, SEGMENT_ROUNDING)
+    want = round_up(want, SEGMENT_ROUNDING if want >= SEGMENT_ROUNDING else GRANULE)
     while True:
         granted = core.may_take(need, want, request.tag)
         if granted == 0:
             return
         status = core.add_segment(granted, request)
-        if status == STATUS_OK:
-            return
-        core.not_taken(granted)
         if status == STATUS_MISALIGNED:
             need += GRANULE
             want = need if need > want else want
             continue
+        if status == STATUS_OK:
+            return
         request.status = status
         request.refused = granted
         if granted == need or status != STATUS_OUT_OF_MEMORY or request.no_record:
@@ -151,7 +150,7 @@ cdef BlockId _trim(Core core, Request* request) noexcept nogil:
     """Give back what is idle and surely complete, then grow by what the request needs."""
     cdef CoreState* state = &core.state
     cdef uint64_t released = 0
-    if request.status not in (STATUS_OK, STATUS_OUT_OF_MEMORY):
+    if request_broken(request):
         return 0
     turn_take(&state.crossing_turn)
     _mark_all(core)
@@ -172,6 +171,7 @@ cdef BlockId _wait(Core core, Request* request) noexcept nogil:
 cdef rung_t[<int> RUNGS] LADDER = [_search, _ready, _steal, _merge, _grow, _trim, NULL, NULL, _wait]
 
 
+@cython.no_gc   # its source refers to nothing of Python's, so no cycle; and `__dealloc__` needs the source
 cdef class Core:
     """Slots, arenas and segments of one pool.  Knows no Python object but its source.
 
@@ -296,13 +296,36 @@ cdef class Core:
         spin_unlock(&self.state.lock)
 
     cdef int give_back(self, Segment* segment) noexcept nogil:
+        """Give a segment that is no longer enlisted back to the source.
+
+        Where the source refuses, it becomes the pool's again, to be given back later.  It is not lent
+        from meanwhile: nobody can tell what state it is in.
+        """
+        cdef int status
         atomic_add(self.state.source_calls, 1)
-        return self.source.surrender(&segment.span, &segment.handle)
+        status = self.source.surrender(&segment.span, &segment.handle)
+        if segment.handle.token == 0:
+            self.not_taken(segment.handle.nbytes)
+        else:
+            spin_lock(&self.state.lock)
+            segment.edge = 0
+            self.enlist(segment)
+            spin_unlock(&self.state.lock)
+        return status
+
+    cdef void enlist(self, Segment* segment) noexcept nogil:
+        """Make a segment part of the pool.  `state.lock` is held."""
+        cdef CoreState* state = &self.state
+        state.segments[state.segment_count] = segment[0]
+        state.segment_count += 1
+        state.reserved += segment.handle.nbytes
+        if state.reserved > state.peak_reserved:
+            state.peak_reserved = state.reserved
 
     cdef int add_segment(self, uint64_t nbytes, Request* request) noexcept nogil:
         """Take a committed segment of `nbytes` from the source, and the request's block out of it.
 
-        Where this fails nothing has changed; the caller takes the commitment back.
+        Where this fails nothing has changed, the commitment included.
         """
         cdef CoreState* state = &self.state
         cdef Arena* arena = request.arena
@@ -311,17 +334,22 @@ cdef class Core:
         atomic_add(state.source_calls, 1)
         status = self.source.acquire(nbytes, &segment.span, &segment.handle)
         if status != STATUS_OK:
+            self.not_taken(nbytes)
             return status
         segment.address = round_up(segment.span.address, GRANULE)
         segment.nbytes = round_down(segment.span.address + nbytes, GRANULE) - segment.address
         segment.arena = arena
+        segment.edge = 0
         if segment.address != segment.span.address and state.base_slack == 0:
             state.base_slack = GRANULE            # read and written in turns only
             self.give_back(&segment)
             return STATUS_MISALIGNED
         spin_lock(&state.lock)
         spin_lock(&arena.lock)
-        if self.enlist(&segment):
+        if state.segment_count < MOST_SEGMENTS:
+            segment.edge = arena_add_segment(arena, segment.address, segment.nbytes)
+        if segment.edge:
+            self.enlist(&segment)
             # In the same breath, or another thread could take it and this one would grow once more.
             request.block_id = arena_take_aligned(
                 arena, request.nbytes, request.requested, request.alignment, request.tag)
@@ -338,10 +366,10 @@ cdef class Core:
 
     cdef BlockId take(self, Request* request) noexcept nogil:
         """A block, by a hit or by the ladder; its number, or 0 with the reasons in the request."""
-        if not self.climb(request, RUNG_SEARCH, RUNG_TRIM) and self.may_wait:
+        if not self.climb(request, RUNG_SEARCH, RUNG_TRIM) and self.may_wait and not request_broken(request):
             self.climb(request, RUNG_WAIT, RUNG_WAIT)
         if request.block_id == 0:
-            self.count_failure()
+            self.count_failure(request.status)
         return request.block_id
 
     cdef BlockId climb(self, Request* request, int first, int last) noexcept nogil:
@@ -360,8 +388,11 @@ cdef class Core:
             atomic_add(state.missed_bytes, request.requested)
         return request.block_id
 
-    cdef void count_failure(self) noexcept nogil:
-        atomic_add(self.state.ooms, 1)
+    cdef void count_failure(self, int status) noexcept nogil:
+        """A request has failed, for want of memory or because the source did with `status`."""
+        if status == STATUS_OK or status == STATUS_OUT_OF_MEMORY:
+            atomic_add(self.state.ooms, 1)
+        self.state.last_failure = status
 
     cdef bint put(self, uint64_t address, uint16_t hint) noexcept nogil:
         """Take back the live block at `address`, looking in the hinted slot's arena first."""
@@ -385,69 +416,54 @@ cdef class Core:
         turn_give(&self.state.crossing_turn)
         return status
 
-    cdef bint next_idle(self, uint64_t keep, bint complete, Segment* idle) noexcept nogil:
+    cdef bint next_idle(self, uint64_t keep, uint32_t* cursor, Segment* idle) noexcept nogil:
         """Take one wholly free segment out of the pool, if more than `keep` bytes are reserved.
 
-        `complete` leaves alone what a stream may still use.
+        Only what no work can touch.  The cursor goes down from the number of segments; what it has
+        passed is not looked at again.
         """
         cdef CoreState* state = &self.state
-        cdef uint32_t i
         cdef Block* block
         cdef bint found = False
         spin_lock(&state.lock)
-        for i in range(state.segment_count):
-            if state.reserved <= keep or found:
-                break
-            idle[0] = state.segments[i]
-            spin_lock(&idle.arena.lock)
-            block = &idle.arena.blocks[idle.arena.blocks[idle.edge].next]
-            if not complete or block.stamp <= atomic_read(state.table[idle.arena.slot].done):
-                found = arena_remove_segment(idle.arena, idle.edge, idle.nbytes)
+        if cursor[0] > state.segment_count:
+            cursor[0] = state.segment_count
+        while cursor[0] and not found and state.reserved > keep:
+            cursor[0] -= 1
+            idle[0] = state.segments[cursor[0]]
+            if idle.edge == 0:                    # refused before
+                found = True
+            else:
+                spin_lock(&idle.arena.lock)
+                block = &idle.arena.blocks[idle.arena.blocks[idle.edge].next]
+                if block.stamp <= atomic_read(state.table[idle.arena.slot].done):
+                    found = arena_remove_segment(idle.arena, idle.edge, idle.nbytes)
+                spin_unlock(&idle.arena.lock)
             if found:
                 state.segment_count -= 1
-                state.segments[i] = state.segments[state.segment_count]
-                state.reserved -= idle.span.nbytes
-            spin_unlock(&idle.arena.lock)
+                state.segments[cursor[0]] = state.segments[state.segment_count]
+                state.reserved -= idle.handle.nbytes
         spin_unlock(&state.lock)
         return found
-
-    cdef bint enlist(self, Segment* segment) noexcept nogil:
-        """Make a segment part of the pool; False where no record is left.  `state.lock` is held."""
-        cdef CoreState* state = &self.state
-        segment.edge = 0
-        if state.segment_count < MOST_SEGMENTS:
-            segment.edge = arena_add_segment(segment.arena, segment.address, segment.nbytes)
-        if segment.edge == 0:
-            return False
-        state.segments[state.segment_count] = segment[0]
-        state.segment_count += 1
-        state.reserved += segment.span.nbytes
-        if state.reserved > state.peak_reserved:
-            state.peak_reserved = state.reserved
-        return True
 
     cdef int release_idle(self, uint64_t keep, uint64_t* released) noexcept nogil:
         """Give wholly free segments back while more than `keep` bytes are reserved.
 
-        Only what no work can touch.  A segment that the source refuses to take stays in the pool; the
-        status is returned.
+        Goes on where the source refuses one, and returns the first status that was none of success.
         """
         cdef Segment idle
+        cdef uint32_t cursor = MOST_SEGMENTS
+        cdef int first = STATUS_OK
         cdef int status
         released[0] = 0
         self.settle()
-        while self.next_idle(keep, True, &idle):
+        while self.next_idle(keep, &cursor, &idle):
             status = self.give_back(&idle)
-            if status != STATUS_OK:
-                spin_lock(&self.state.lock)
-                spin_lock(&idle.arena.lock)
-                self.enlist(&idle)
-                spin_unlock(&idle.arena.lock)
-                spin_unlock(&self.state.lock)
-                return status
-            released[0] += idle.span.nbytes
-            self.not_taken(idle.span.nbytes)
-        return STATUS_OK
+            if idle.handle.token == 0:
+                released[0] += idle.handle.nbytes
+            if first == STATUS_OK:
+                first = status
+        return first
 
     cdef Segment* segment_of(self, uint64_t address) noexcept nogil:
         """The segment that `address` lies in, or NULL.  `state.lock` is held.  O(segments)."""

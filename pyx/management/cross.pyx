@@ -2,7 +2,7 @@
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
 from vpool._base.lock cimport atomic_add, atomic_read, spin_lock, spin_unlock
-from vpool._base.types cimport BLOCK_PENDING, FLAG_USED, GRANULE, Block, BlockId, round_up
+from vpool._base.types cimport BLOCK_LIVE, FLAG_USED, GRANULE, Block, BlockId, round_up
 from vpool._management.arena cimport Arena, Dependency, arena_find_aligned, arena_take_aligned
 from vpool._management.freelist cimport freelist_find
 from vpool._management.hit cimport hit_put
@@ -254,46 +254,80 @@ cdef BlockId cross_merge(CoreState* state, Source source, Request* request) noex
     return cross_steal(state, source, request)
 
 
+cdef bint _leave(CoreState* state, Arena* arena, BlockId block_id, uint16_t freer, Extent* extent) noexcept nogil:
+    """Take a block, just out of the index, out of use as freed on another stream.  The arena's lock is held.
+
+    Whether an extent has to be adopted there now.
+    """
+    if arena.blocks[block_id].flags & FLAG_USED:
+        # Several streams have to be waited for: it stays, and this one is one of them.
+        pending_use(arena, block_id, state.arenas[freer])
+        hit_put(arena, block_id)
+        return False
+    lend_live(arena, block_id, freer, extent)
+    return True
+
+
+cdef void _arrive(Arena* user, Extent* extent) noexcept nogil:
+    """Put what `_leave` took into the arena of the stream it was freed on."""
+    cdef BlockId adopted
+    spin_lock(&user.lock)
+    extent.stamp = user.sequence
+    adopted = lend_adopt(user, extent)
+    spin_unlock(&user.lock)
+    if adopted == 0:
+        spin_lock(&extent.owner.lock)
+        lend_home(extent)
+        pending_add(extent.owner, extent.lent, user, extent.stamp)
+        spin_unlock(&extent.owner.lock)
+
+
 cdef bint cross_free(CoreState* state, uint64_t address, uint16_t freer) noexcept nogil:
-    """Free a block on another stream than its own: that one has it from now on, with no driver call.
+    """Free a block of any stream on another one: that one has it from now on, with no driver call.
 
     False where no arena has a live block there.
     """
-    cdef Arena* user = state.arenas[freer]
     cdef Arena* arena
     cdef Extent extent
-    cdef BlockId block_id = 0
-    cdef BlockId adopted = 1
+    cdef BlockId block_id
+    cdef bint moves
     cdef uint32_t slot
     for slot in range(state.slots):
         arena = state.arenas[slot]
+        moves = False
         spin_lock(&arena.lock)
         block_id = index_remove(arena, address)
-        if block_id:
-            if arena == user:
-                hit_put(arena, block_id)
-            elif arena.blocks[block_id].flags & FLAG_USED:
-                # Several streams have to be waited for: it stays, and this one is one of them.
-                pending_use(arena, block_id, user)
-                hit_put(arena, block_id)
-            else:
-                lend_live(arena, block_id, freer, &extent)
-                adopted = 0
+        if block_id and slot == freer:
+            hit_put(arena, block_id)
+        elif block_id:
+            moves = _leave(state, arena, block_id, freer, &extent)
         spin_unlock(&arena.lock)
+        if moves:
+            _arrive(state.arenas[freer], &extent)
         if block_id:
-            break
-    if block_id == 0 or adopted:
-        return block_id != 0
-    spin_lock(&user.lock)
-    extent.stamp = user.sequence
-    adopted = lend_adopt(user, &extent)
-    spin_unlock(&user.lock)
-    if adopted == 0:
-        spin_lock(&arena.lock)
-        lend_home(&extent)
-        pending_add(arena, extent.lent, user, extent.stamp)
-        spin_unlock(&arena.lock)
-    return True
+            return True
+    return False
+
+
+cdef bint cross_free_record(CoreState* state, Arena* arena, BlockId block_id, uint16_t generation,
+                            uint16_t freer) noexcept nogil:
+    """The same of a block by its record, if that is still the block it was."""
+    cdef Block* block = &arena.blocks[block_id]
+    cdef Extent extent
+    cdef bint moves = False
+    cdef bint mine
+    spin_lock(&arena.lock)
+    mine = block.state == BLOCK_LIVE and block.generation == generation
+    if mine:
+        index_remove(arena, block.address)
+        if arena.slot == freer:
+            hit_put(arena, block_id)
+        else:
+            moves = _leave(state, arena, block_id, freer, &extent)
+    spin_unlock(&arena.lock)
+    if moves:
+        _arrive(state.arenas[freer], &extent)
+    return mine
 
 
 cdef int cross_use(CoreState* state, uint64_t address, uint16_t user) noexcept nogil:

@@ -15,7 +15,7 @@ from vpool._base.types cimport (
     Block,
     BlockId,
 )
-from vpool._management.arena cimport CLASS_BITS, CLASSES_PER_ROW, ROWS, Arena
+from vpool._management.arena cimport CLASS_BITS, CLASSES_PER_ROW, ROWS, Arena, arena_containing
 from vpool._management.core cimport Core
 from vpool._management.freelist cimport class_of
 from vpool._management.index cimport index_find
@@ -123,11 +123,35 @@ cdef uint64_t walk_copy(Core core, BlockCopy* blocks, uint64_t capacity, Segment
         segment = &state.segments[i]
         if i < segment_capacity:
             segments[i].address = segment.address
-            segments[i].nbytes = segment.span.nbytes
+            segments[i].nbytes = segment.handle.nbytes
             segments[i].stream = segment.arena.slot
-        _copy_blocks(state, segment.arena, segment.edge, i, &copying)
+        if segment.edge:
+            _copy_blocks(state, segment.arena, segment.edge, i, &copying)
     _unlock_all(core)
     return copying.count
+
+
+cdef bint walk_find(Core core, uint64_t address, Block* found) noexcept nogil:
+    """Copy the block that an address lies in, also inside a loan; whether there is one.  O(blocks of a segment)."""
+    cdef CoreState* state = &core.state
+    cdef Segment* segment
+    cdef Arena* arena
+    cdef BlockId block_id = 0
+    cdef BlockId edge_id
+    _lock_all(core)
+    _link_loans(state)
+    segment = core.segment_of(address)
+    arena = segment.arena if segment != NULL else NULL
+    edge_id = segment.edge if segment != NULL else 0
+    while edge_id:
+        block_id = arena_containing(arena, edge_id, address)
+        found[0] = arena.blocks[block_id]
+        edge_id = 0
+        if block_id and found.state == BLOCK_LENT:
+            edge_id = lend_edge(arena, block_id, state.arenas[found.slot])
+            arena = state.arenas[found.slot]
+    _unlock_all(core)
+    return block_id != 0
 
 
 cdef struct Tally:
@@ -338,13 +362,13 @@ cdef void walk_check(Core core, Broken* broken) noexcept nogil:
     core.settle()
     _lock_all(core)
     for i in range(state.segment_count):
-        reserved += state.segments[i].span.nbytes
+        reserved += state.segments[i].handle.nbytes
     for slot in range(state.slots):
         arena = state.arenas[slot]
         memset(&tally, 0, sizeof(Tally))
         for i in range(state.segment_count):
             segment = &state.segments[i]
-            if segment.arena == arena and not _check_blocks(
+            if segment.arena == arena and segment.edge and not _check_blocks(
                     arena, segment.edge, segment.address, segment.nbytes, &tally, broken):
                 break
         if broken.what != NULL or not _check_extents(arena, &tally, &adopted, broken):

@@ -1,4 +1,5 @@
 """Sources: one kind so far, whose range and handle are one allocation of the driver."""
+cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
 from vpool._storage.driver cimport STATUS_OK, Driver
@@ -6,6 +7,7 @@ from vpool._storage.driver cimport STATUS_OK, Driver
 from vpool.errors import SourceError
 
 
+@cython.no_gc   # refers to its driver alone: no cycle can form, and none may take the driver away
 cdef class Source:
     """Memory of one device, in ranges and handles.
 
@@ -88,11 +90,15 @@ cdef class Source:
         return STATUS_OK
 
     cdef int release(self, Handle* handle) noexcept nogil:
+        """Give memory back.  The token becomes 0 when it is gone, whatever else then fails."""
         cdef int previous
         cdef int status = self._enter_device(&previous)
         if status != STATUS_OK:
             return status
-        return self._leave_device(previous, self.driver.free(handle.token, handle.nbytes))
+        status = self.driver.free(handle.token, handle.nbytes)
+        if status == STATUS_OK:
+            handle.token = 0
+        return self._leave_device(previous, status)
 
     cdef int unreserve(self, Range* span) noexcept nogil:
         return STATUS_OK

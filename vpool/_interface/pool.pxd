@@ -2,32 +2,27 @@
 from libc.stdint cimport uint16_t, uint64_t
 
 from vpool._base.types cimport BlockId
+from vpool._interface.pressure cimport Pressure
 from vpool._interface.streams cimport StreamTable
 from vpool._management.arena cimport Arena
 from vpool._management.core cimport Core
-from vpool._management.state cimport Request
 
 
 cdef class Pool:
     cdef Core core
     cdef Arena* default_arena     # of slot 0, the legacy default stream
     cdef StreamTable streams
-    cdef list callbacks           # (-priority, number, function), in the order of calling
-    cdef object pressed           # threading.local: whether this thread is calling them
+    cdef Pressure pressure
     cdef readonly str name
     cdef readonly object strategy
     cdef object __weakref__
 
     cdef Arena* arena_for(self, stream) except NULL
     cdef BlockId lend(self, Arena* arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0
-    cdef BlockId lend_slowly(self, Request* request) except 0
+    cdef int freeing_slot(self, stream, int gone) except -1
     cdef int take_back(self, uint64_t address, stream) except -1
     cdef int after_free(self) except -1
     cdef bint holds(self, uint64_t address) noexcept
-    cdef _ask_python(self, Request* request)
-    cdef bint _retry(self, Request* request, int rung)
-    cdef _log_growth(self, Request* request)
-    cdef _failure(self, Request* request)
     cdef _stray(self, uint64_t address)
 
 
@@ -39,3 +34,4 @@ cdef class Buffer:
     cdef uint16_t generation
 
     cdef bint put(self) noexcept
+    cdef bint put_on(self, stream) except -1

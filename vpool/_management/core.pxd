@@ -8,6 +8,7 @@ from vpool._management.arena cimport Arena
 from vpool._management.hit cimport hit_put, hit_take
 from vpool._management.index cimport index_remove
 from vpool._management.state cimport CoreState, Request, Segment
+from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.source cimport Source
 
 
@@ -24,15 +25,20 @@ cdef class Core:
     cdef void not_taken(self, uint64_t nbytes) noexcept nogil
     cdef BlockId take(self, Request* request) noexcept nogil
     cdef BlockId climb(self, Request* request, int first, int last) noexcept nogil
-    cdef void count_failure(self) noexcept nogil
+    cdef void count_failure(self, int status) noexcept nogil
     cdef bint put(self, uint64_t address, uint16_t hint) noexcept nogil
     cdef int add_segment(self, uint64_t nbytes, Request* request) noexcept nogil
     cdef int give_back(self, Segment* segment) noexcept nogil
-    cdef bint next_idle(self, uint64_t keep, bint complete, Segment* idle) noexcept nogil
-    cdef bint enlist(self, Segment* segment) noexcept nogil
+    cdef bint next_idle(self, uint64_t keep, uint32_t* cursor, Segment* idle) noexcept nogil
+    cdef void enlist(self, Segment* segment) noexcept nogil
     cdef int release_idle(self, uint64_t keep, uint64_t* released) noexcept nogil
     cdef int drain(self) noexcept nogil
     cdef Segment* segment_of(self, uint64_t address) noexcept nogil
+
+
+cdef inline bint request_broken(Request* request) noexcept nogil:
+    """Whether the source failed for another reason than want of memory: no rung helps then."""
+    return request.status != STATUS_OK and request.status != STATUS_OUT_OF_MEMORY
 
 
 cdef inline BlockId core_allocate(Core core, Arena* arena, uint64_t requested, uint64_t* address) noexcept nogil:

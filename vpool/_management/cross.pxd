@@ -14,4 +14,6 @@ cdef void cross_recall(CoreState* state, Source source) noexcept nogil
 
 # Without any turn or lock.
 cdef bint cross_free(CoreState* state, uint64_t address, uint16_t freer) noexcept nogil
+cdef bint cross_free_record(CoreState* state, Arena* arena, BlockId block_id, uint16_t generation,
+                            uint16_t freer) noexcept nogil
 cdef int cross_use(CoreState* state, uint64_t address, uint16_t user) noexcept nogil

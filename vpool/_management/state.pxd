@@ -39,7 +39,7 @@ cdef struct Segment:
     uint64_t address              # the part of it that whole granules cover
     uint64_t nbytes
     Arena* arena
-    BlockId edge                  # the record before its first block
+    BlockId edge                  # the record before its first block; 0: the source did not take it back
 
 cdef struct Marker:
     uint64_t event
@@ -88,6 +88,7 @@ cdef struct CoreState:
     uint64_t peak_reserved
     GrowthRule rule
     uint64_t base_slack           # bytes that a base which is no multiple of the granule costs
+    int last_failure              # status of the source when a request last failed; OK: the limit
     # Counters, atomic.
     unsigned long long source_calls
     unsigned long long misses

@@ -4,6 +4,7 @@ They hold the pool's lock and every arena's in turn, for about 10 ns a block.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
+from vpool._base.types cimport Block
 from vpool._management.core cimport Core
 
 cdef packed struct BlockCopy:
@@ -44,3 +45,4 @@ cdef uint64_t walk_copy(Core core, BlockCopy* blocks, uint64_t capacity, Segment
                         uint32_t segment_capacity, uint32_t* segment_count, Totals* totals) noexcept nogil
 cdef void walk_check(Core core, Broken* broken) noexcept nogil
 cdef void walk_totals(Core core, Totals* totals) noexcept nogil
+cdef bint walk_find(Core core, uint64_t address, Block* found) noexcept nogil

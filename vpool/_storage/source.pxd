@@ -8,7 +8,7 @@ cdef struct Range:
     uint64_t nbytes
 
 cdef struct Handle:
-    uint64_t token                # the source's own name for the memory
+    uint64_t token                # the source's own name for the memory; 0: none
     uint64_t nbytes
 
 

@@ -1,0 +1,98 @@
+"""The ladder as Python climbs it: with callbacks and a garbage collection between its rungs."""
+import gc
+import logging
+import threading
+
+from vpool._base.lock cimport atomic_add
+from vpool._interface.diagnosis cimport failure
+from vpool._management.core cimport Core, request_broken
+from vpool._management.state cimport (
+    RUNG_CALL,
+    RUNG_COLLECT,
+    RUNG_SEARCH,
+    RUNG_TRIM,
+    RUNG_WAIT,
+    Request,
+)
+from vpool._storage.driver cimport STATUS_OK
+
+from vpool.sizes import format_bytes
+
+logger = logging.getLogger("vpool")
+
+
+cdef class Pressure:
+    """What a pool does about a request that its lists cannot serve."""
+
+    def __cinit__(self, Core core not None):
+        self.core = core
+        self.callbacks = []
+        self.pressed = threading.local()
+
+    def add(self, fn, priority):
+        """Call a function before a request fails; higher priorities first, then older ones."""
+        if not callable(fn):
+            raise TypeError(f"a pressure callback must be callable, not {type(fn).__name__}")
+        self.callbacks = sorted([*self.callbacks, (-priority, len(self.callbacks), fn)], key=lambda entry: entry[:2])
+
+    cdef int climb(self, Request* request, str name) except -1:
+        """Find the request a block, or raise what it failed with.  No lock is held, and the GIL only between."""
+        cause = None
+        with nogil:
+            self.core.climb(request, RUNG_SEARCH, RUNG_TRIM)
+        if request.block_id == 0 and not request_broken(request):
+            cause = self.ask_python(request)
+        if request.block_id == 0 and self.core.may_wait and not request_broken(request):
+            with nogil:
+                self.core.climb(request, RUNG_WAIT, RUNG_WAIT)
+        if request.block_id == 0:
+            self.core.count_failure(request.status)
+            error = failure(self.core, name, request)
+            logger.info("%s", error)
+            raise error from cause
+        if request.grown:
+            logger.debug(
+                "pool %r grew by %s to %s for a request of %s",
+                name, format_bytes(request.grown), format_bytes(self.core.state.reserved),
+                format_bytes(request.requested),
+            )
+            if request.refused:
+                logger.info(
+                    "pool %r: the source refused %s (%s) and gave %s",
+                    name, format_bytes(request.refused), self.core.source.driver.error_name(request.status),
+                    format_bytes(request.grown),
+                )
+        return 0
+
+    cdef ask_python(self, Request* request):
+        """Pressure callbacks, then a garbage collection; a callback's exception, if one raised.
+
+        A request that fails inside a callback asks no callback again, so this is bounded.
+        """
+        raised = None
+        if getattr(self.pressed, "now", False):
+            return None
+        self.pressed.now = True
+        try:
+            for _, _, callback in self.callbacks:
+                try:
+                    callback(request.requested)
+                except Exception as error:
+                    raised = error
+                if self.retry(request, RUNG_CALL):
+                    return None
+            gc.collect()
+            self.retry(request, RUNG_COLLECT)
+        finally:
+            self.pressed.now = False
+        return raised
+
+    cdef bint retry(self, Request* request, int rung):
+        """Count a rung that Python has tried, and climb the ones before it again."""
+        with nogil:
+            atomic_add(self.core.state.rung_tries[rung], 1)
+            request.tried |= <unsigned int> 1 << rung
+            request.status = STATUS_OK
+            if self.core.climb(request, RUNG_SEARCH, RUNG_TRIM):
+                atomic_add(self.core.state.rung_hits[rung], 1)
+        return request.block_id != 0

@@ -1,0 +1,13 @@
+"""The ladder as Python climbs it: with callbacks and a garbage collection between its rungs."""
+from vpool._management.core cimport Core
+from vpool._management.state cimport Request
+
+
+cdef class Pressure:
+    cdef Core core
+    cdef list callbacks           # (-priority, number, function), in the order of calling
+    cdef object pressed           # threading.local: whether this thread is calling them
+
+    cdef int climb(self, Request* request, str name) except -1
+    cdef ask_python(self, Request* request)
+    cdef bint retry(self, Request* request, int rung)
