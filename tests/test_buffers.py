@@ -106,6 +106,20 @@ class TestFreedByHand:
         with unchanged(pool):
             del buffer
 
+    @pytest.mark.parametrize("close", [False, True])
+    def test_nor_does_it_end_a_new_owner_that_has_the_very_same_record(self, pool, close):
+        """Between live neighbours the block is neither cut nor merged, so only its generation tells."""
+        neighbours = [pool.empty(1000)]
+        buffer = pool.empty(1000)
+        neighbours.append(pool.empty(1000))
+        pool.deallocate(buffer.ptr)
+        assert pool.allocate(1000) == buffer.ptr
+        with unchanged(pool):
+            if close:
+                with pytest.raises(vpool.DoubleFreeError):
+                    buffer.close()
+            del buffer
+
     @pytest.mark.parametrize("neighbours", ["left", "right", "both"])
     def test_dropping_it_after_a_merge_is_silent(self, pool, neighbours):
         left, buffer, right = pool.empty(1000), pool.empty(1000), pool.empty(1000)

@@ -215,6 +215,22 @@ class TestRefusedReturns:
             pool.close()
         assert machine.used == pool.stats.reserved_bytes == MIB
 
+    def test_a_free_is_never_half_done(self):
+        """An error says that nothing live has changed: a free that raises has freed nothing, or it does not raise."""
+        machine = SimulatedMachine()
+        pool = vpool.Pool(source=machine.source)
+        ptr = pool.allocate(100)
+        pool.close()
+        machine.driver.fail("free", ILLEGAL_ADDRESS)
+        live = pool.stats.allocated_bytes
+        try:
+            pool.deallocate(ptr)
+        except vpool.SourceError:
+            raised = True
+        else:
+            raised = False
+        assert pool.stats.allocated_bytes == (live if raised else 0)
+
     def test_dropping_a_pool_is_silent(self):
         machine = SimulatedMachine()
         pool = vpool.Pool(source=machine.source)

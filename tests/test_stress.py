@@ -7,7 +7,7 @@ import pytest
 
 import vpool
 from tests.helpers.model import assert_disjoint
-from tests.helpers.pools import GIB, KIB, MIB, assert_whole, round_up, simulated_pool
+from tests.helpers.pools import GIB, KIB, MIB, assert_whole, round_up, run_cleanly, simulated_pool
 
 OPERATIONS = 1_000_000
 CHECKPOINTS = 20
@@ -86,6 +86,48 @@ def test_many_segments(factor):
     with simulated_pool(initial=0, growth=factor) as pool:
         assert stress(pool, 50_000, small, 3_000, seed=4, checkpoints=5) == 0
         assert pool.stats.peak_reserved_bytes < GIB
+
+
+LITTLE_ADDRESS_SPACE = """
+import resource, vpool
+
+def limit(room):
+    with open("/proc/self/statm") as file:
+        now = int(file.read().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + room if room else resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+refusals = set()
+for room in range(1 << 20, 1 << 30, 1 << 20):
+    limit(room)
+    try:
+        pool = vpool.Pool(vpool.Dynamic(initial=0, growth=1.01, limit=1.0), source="simulated")
+        break
+    except MemoryError as error:
+        refusals.add(str(error))
+    finally:
+        limit(None)
+print(refusals)
+live = []
+try:
+    while len(live) < 10_000_000:
+        live.append(pool.allocate(1))
+except vpool.OutOfMemoryError as error:
+    print("records" in str(error), len(live) > 1000)
+pool.check()
+for ptr in live[::2] + live[1::2]:
+    pool.deallocate(ptr)
+pool.check()
+print(pool.stats.allocated_bytes, pool.inspect().live_blocks, pool.allocate(1) > 0)
+"""
+
+
+def test_where_address_space_is_short_records_run_out_and_nothing_breaks():
+    """Fewer records have to do; when they are gone that is out of memory, and every block can still be freed."""
+    assert run_cleanly(LITTLE_ADDRESS_SPACE).splitlines() == [
+        '{"no address space for the pool\'s own records"}',
+        "True True",
+        "0 0 True",
+    ]
 
 
 @pytest.mark.long

@@ -116,6 +116,14 @@ class TestFigures:
     def test_live_sizes_beyond_a_float(self):
         assert made((1, 2**53 + 1), (2, 2**53 + 1)).peak_live_bytes == 2**54 + 2
 
+    def test_live_sizes_beyond_63_bits_are_exact_or_refused(self, path):
+        write(path, **arrays_of((1, 2**63 - 1), (2, 2**63 - 1), -1))
+        try:
+            trace = vpool.Trace.load(path)
+        except vpool.FormatError:
+            trace = None
+        assert trace is None or trace.peak_live_bytes == 2**64 - 2
+
 
 class TestContradictions:
     """Arrays that are sound each and make no trace together; the message names the event."""
