@@ -13,6 +13,7 @@ from vpool.errors import (
     FormatError,
     InvalidPointerError,
     OutOfMemoryError,
+    PatternError,
     SourceError,
 )
 from vpool.replay import ReplayResult, replay
@@ -32,6 +33,7 @@ __all__ = [
     "FormatError",
     "InvalidPointerError",
     "OutOfMemoryError",
+    "PatternError",
     "Pool",
     "ReplayResult",
     "Report",

@@ -3,7 +3,7 @@
 import threading
 
 from vpool._interface.pool import Pool
-from vpool.sources import current_device, resolve
+from vpool.sources import checked_ordinal, current_device, resolve
 
 __all__ = ["allocate", "deallocate", "default_pool", "empty", "inspect", "set_default_pool"]
 
@@ -23,7 +23,7 @@ def default_pool(device=None):
     -------
     Pool
     """
-    ordinal = current_device() if device is None else device
+    ordinal = current_device() if device is None else checked_ordinal(device)
     pool = _defaults.get(ordinal)
     if pool is None or pool.closed:
         with _making:

@@ -8,6 +8,7 @@ Error
 ├── ClosedPoolError         also a RuntimeError
 ├── ForkedProcessError      also a RuntimeError
 ├── SourceError             also a RuntimeError
+├── PatternError            also a RuntimeError
 └── FormatError             also a ValueError
 
 After any of them no live block, limit or live figure has changed; caches may have been given back.
@@ -22,6 +23,7 @@ __all__ = [
     "FormatError",
     "InvalidPointerError",
     "OutOfMemoryError",
+    "PatternError",
     "SourceError",
 ]
 
@@ -88,6 +90,10 @@ class SourceError(Error, RuntimeError):
 
     def __reduce__(self):
         return type(self), (self.args[0], self.name)
+
+
+class PatternError(Error, RuntimeError):
+    """A block did not hold at its end what a replay wrote at its start: two owners had its memory."""
 
 
 class FormatError(Error, ValueError):

@@ -1,5 +1,6 @@
 """Replay: a recorded trace through a real pool."""
 
+import contextlib
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
@@ -7,13 +8,13 @@ import numpy as np
 from vpool import sources
 from vpool._interface.pool import Pool
 from vpool._interface.replay import Replayer
-from vpool.errors import Error, SourceError
+from vpool.errors import PatternError, SourceError
 from vpool.report import Report
 from vpool.sizes import parse_size
 from vpool.strategies import Dynamic
 from vpool.trace import Trace
 
-__all__ = ["PatternError", "ReplayResult", "replay", "strategy_of"]
+__all__ = ["ReplayResult", "replay", "strategy_of"]
 
 # Events between two calls of the progress function.
 _CHUNK = 1 << 16
@@ -76,10 +77,6 @@ class ReplayResult:
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "report"}
 
 
-class PatternError(Error, RuntimeError):
-    """A block did not hold at its end what was written at its start: two owners had its memory."""
-
-
 def strategy_of(strategy):
     """The strategy that a name or an object means; the default one for None."""
     if strategy is None:
@@ -88,15 +85,27 @@ def strategy_of(strategy):
         if strategy not in _STRATEGIES:
             raise ValueError(f"no strategy {strategy!r}; the strategies are {', '.join(sorted(_STRATEGIES))}")
         return _STRATEGIES[strategy]()
+    if not isinstance(strategy, Dynamic):
+        raise TypeError(f"strategy must be a name or a vpool strategy, not {type(strategy).__name__}")
     return strategy
 
 
-def replay(trace, strategy=None, source="simulated", capacity=None, passes=1, *, patterns=False, progress=None):
+def replay(
+    trace,
+    strategy=None,
+    source="simulated",
+    capacity=None,
+    passes=1,
+    pessimistic=False,
+    *,
+    patterns=False,
+    progress=None,
+):
     """Replay a trace through a pool of its own.
 
     Every event goes through the core that allocates for users, its lock and its address index
-    included.  A free is complete for every stream at its event.  What is live at the end of a pass
-    is freed before the next.
+    included, and each of the trace's streams is a stream.  On a source without a device a free is
+    complete for every stream at its event.  What is live at the end of a pass is freed before the next.
 
     Parameters
     ----------
@@ -109,6 +118,9 @@ def replay(trace, strategy=None, source="simulated", capacity=None, passes=1, *,
         Bytes that the pool may take, instead of the strategy's own limit.
     passes : int
         How often the trace is replayed into the same pool.
+    pessimistic : bool
+        Let a free be complete for other streams only at the trace's next mark.  Not on a real device,
+        which knows itself.
     patterns : bool
         Write a pattern into each block when it is lent, and verify it when it is freed.
     progress : callable, optional
@@ -132,8 +144,21 @@ def replay(trace, strategy=None, source="simulated", capacity=None, passes=1, *,
     pool = _pool_for(strategy_of(strategy), source, capacity)
     if patterns and not pool.source.has_memory:
         raise ValueError(f"source {pool.source.name!r} has no memory to write patterns into")
-    with pool:
-        return _Run(pool, trace, passes, patterns, progress).result()
+    with pool, _streams_of(pool.source.driver, trace) as streams:
+        replayer = Replayer(pool, trace, streams, pessimistic, patterns)
+        return _Run(pool, trace, replayer, passes, patterns, progress).result()
+
+
+@contextlib.contextmanager
+def _streams_of(driver, trace):
+    """A stream for each of the trace's: the default stream, and new ones."""
+    count = int(trace.stream.max(initial=0)) + 1
+    made = [driver.create_stream() for _ in range(count - 1)]
+    try:
+        yield [0, *made]
+    finally:
+        for stream in made:
+            driver.destroy_stream(stream)
 
 
 def _pool_for(strategy, source, capacity):
@@ -151,13 +176,13 @@ def _pool_for(strategy, source, capacity):
 class _Run:
     """The passes of one replay and what they showed."""
 
-    def __init__(self, pool, trace, passes, patterns, progress):
+    def __init__(self, pool, trace, replayer, passes, patterns, progress):
         self.pool = pool
         self.trace = trace
         self.passes = passes
         self.patterns = patterns
         self.progress = progress
-        self.replayer = Replayer(pool, trace.op, trace.number, trace.bytes, trace.allocations, patterns)
+        self.replayer = replayer
         self.worst = None
         self.oom = None
         self.nanoseconds = []
@@ -173,7 +198,6 @@ class _Run:
         worst = self.worst if self.worst is not None else self.pool.inspect()
         per_event = [None if self.patterns else ns / max(1, len(trace)) for ns in self.nanoseconds]
         live = trace.peak_live_bytes
-        freed = int(trace.bytes[trace.op == 0].sum(dtype=np.uint64)) * len(per_event) if self.patterns else 0
         return ReplayResult(
             events=len(trace),
             allocations=trace.allocations,
@@ -190,7 +214,7 @@ class _Run:
             warm_ns_per_event=per_event,
             driver_calls=self.driver_calls,
             driver_ns=self.driver_ns,
-            verified_bytes=freed,
+            verified_bytes=self.replayer.verified,
             report=worst,
         )
 
@@ -236,8 +260,8 @@ class _Run:
     def _stopped_at(self, event):
         if self.replayer.mismatch >= 0:
             raise PatternError(f"event {event}: the block that is freed does not hold its pattern")
-        if self.pool.stats.ooms == 0:
-            raise SourceError(f"event {event}: the source failed", "cudaErrorUnknown")
+        if self.replayer.source_failed:
+            raise SourceError(f"event {event}: the source failed: {self.replayer.source_failed}", self.replayer.source_failed)
         live = int(self.trace.live_bytes[event - 1]) if event else 0
         self.oom = {"event": event, "requested": int(self.trace.bytes[event]), "live_bytes": live}
         self.worst = self.pool.inspect()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vpool.sizes import format_bytes
+from vpool.streams import stream_handle
 
 __all__ = ["BLOCK_DTYPE", "SEGMENT_DTYPE", "Report", "SizeClass"]
 
@@ -171,17 +172,30 @@ class Report:
         return sentences
 
     def largest_allocatable(self, stream=None):
-        """The largest request that would succeed now, in bytes, growth included.
+        """The largest request that would succeed now, in bytes: with waits, moves between streams and growth.
 
         Parameters
         ----------
-        stream : int, optional
-            Handle of a stream; the legacy default stream if not given.
+        stream : optional
+            The stream that asks.  Memory that other streams freed serves it too, so it makes no difference.
+
+        Notes
+        -----
+        The larger of the longest range without a live block, and of what the pool may take from its
+        source once idle segments went back.  Other users of the device can change that at any moment.
         """
-        mine = self._free[self._free["stream"] == (stream or 0)]
-        largest = int(mine["nbytes"].max()) if len(mine) else 0
-        growth = min(self.limit_bytes - self.reserved_bytes, self._figures["device_free_bytes"])
-        return max(largest, growth // 256 * 256)
+        stream_handle(stream)
+        longest = idle = 0
+        for number, segment in enumerate(self.segment_table):
+            mine = self.blocks[self.blocks["segment"] == number]
+            runs = _runs_without(mine["state"] == "live", mine["nbytes"])
+            longest = max(longest, *runs, 0)
+            if len(mine) and not (mine["state"] == "live").any():
+                idle += int(segment["nbytes"])
+        room = self.limit_bytes - self.reserved_bytes + idle
+        if self._figures["device_free_bytes"] is not None:
+            room = min(room, self._figures["device_free_bytes"] + idle)
+        return max(longest, room // 256 * 256 - self._figures["base_slack_bytes"], 0)
 
     def unusable_bytes(self, nbytes):
         """Free bytes in pieces too small for a request of `nbytes`."""
@@ -235,7 +249,7 @@ class Report:
     def __str__(self):
         limit = "no limit" if self.limit_bytes >= 2**62 else f"limit {format_bytes(self.limit_bytes)}"
         lines = [
-            f"pool {self.name!r} on source {self.source!r}, device {self.device}, {limit}",
+            f"pool {textwrap.shorten(self.name, 40)!r} on source {self.source!r}, device {self.device}, {limit}",
             "",
             _figures_line("reserved", self.reserved_bytes, f"in {self.segments} segments", self.peak_reserved_bytes),
             _figures_line(
@@ -279,3 +293,14 @@ def _figures_line(name, nbytes, where, peak=None):
 
 def _wrapped(sentence, width=98):
     return textwrap.wrap(sentence, width, initial_indent="* ", subsequent_indent="  ")
+
+
+def _runs_without(live, nbytes):
+    """Bytes of each run of neighbours that are not live."""
+    runs = [0]
+    for is_live, size in zip(live.tolist(), nbytes.tolist(), strict=True):
+        if is_live:
+            runs.append(0)
+        else:
+            runs[-1] += size
+    return runs

@@ -12,7 +12,7 @@ from vpool._storage.source import Source
 from vpool.errors import SourceError
 from vpool.sizes import parse_size
 
-__all__ = ["Cuda", "Host", "Simulated", "Source", "current_device", "resolve"]
+__all__ = ["Cuda", "Host", "Simulated", "Source", "checked_ordinal", "current_device", "resolve"]
 
 _UNBOUNDED = 2**62
 
@@ -78,12 +78,17 @@ def _ordinal(driver, device):
     current, count = driver.devices()
     if device is None:
         return current
-    if isinstance(device, bool):
-        raise TypeError("device must be an integer, not a bool")
-    device = operator.index(device)
+    device = checked_ordinal(device)
     if not 0 <= device < count:
         raise ValueError(f"no device {device}: this machine has {count}, numbered from 0")
     return device
+
+
+def checked_ordinal(device):
+    """A device's ordinal as an int; TypeError for what is no integer."""
+    if isinstance(device, bool):
+        raise TypeError("device must be an integer, not a bool")
+    return operator.index(device)
 
 
 def current_device():

@@ -1,6 +1,5 @@
 """Traces: recorded allocations and frees, in order."""
 
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +59,8 @@ class Trace:
         """Each id is allocated once, and freed at most once and later."""
         _expect(self.op <= FREE, "op is neither 0 nor 1")
         _expect(self.bytes < 2**63, "a size beyond 63 bits")
+        sizes = self.bytes.astype(float)
+        _expect(np.cumsum(np.where(self.op == ALLOCATE, sizes, -sizes)) < 2.0**63, "more than 63 bits are live")
         allocates = np.flatnonzero(self.op == ALLOCATE)
         frees = np.flatnonzero(self.op == FREE)
         born, first = np.unique(self.id[allocates], return_index=True)
@@ -120,6 +121,8 @@ class Trace:
         Trace
             This one itself where nothing has to be done.  No size becomes 0 that was not.
         """
+        if peak_bytes < 1:
+            raise ValueError(f"a peak must be at least 1 byte, got {peak_bytes}")
         peak = self.peak_live_bytes
         if peak <= peak_bytes:
             return self
@@ -150,39 +153,16 @@ class Trace:
             For a file that is not there or not readable.
         """
         path = Path(path)
-        try:
-            # Plain arrays only: an object array would run code on loading.
-            with np.load(path, allow_pickle=False) as file:
-                if not isinstance(file, np.lib.npyio.NpzFile):
-                    raise FormatError(f"{path}: one array, not a trace of several")
-                version = int(file["format_version"]) if "format_version" in file else FORMAT_VERSION
-                if version > FORMAT_VERSION:
-                    raise FormatError(
-                        f"{path}: format version {version}; this vpool reads up to version {FORMAT_VERSION}"
-                    )
-                missing = [name for name in _ARRAYS if name not in file]
-                if missing:
-                    raise FormatError(f"{path}: no array named {', '.join(missing)}")
-                arrays = {name: file[name] for name in _ARRAYS}
-                marks = file.get("marks_us", ())
-        except FormatError:
-            raise
-        except (
-            ValueError,
-            TypeError,
-            EOFError,
-            KeyError,
-            zipfile.BadZipFile,
-            NotImplementedError,
-            zipfile.LargeZipFile,
-        ) as reason:
-            raise FormatError(f"{path}: not a readable .npz file: {reason}") from None
-        except MemoryError:
-            raise FormatError(f"{path}: an array too large for this machine's memory") from None
-        try:
-            return cls(**arrays, marks_us=marks)
-        except FormatError as reason:
-            raise FormatError(f"{path}: {reason}") from None
+        with open(path, "rb") as file:
+            try:
+                return cls(**_arrays_of(file))
+            except FormatError as reason:
+                raise FormatError(f"{path}: {reason}") from None
+            except MemoryError:
+                raise FormatError(f"{path}: an array too large for this machine's memory") from None
+            except Exception as reason:
+                # Whatever a damaged file makes zip, zlib and numpy raise: there is no end to the kinds.
+                raise FormatError(f"{path}: not a readable .npz file: {type(reason).__name__}: {reason}") from None
 
     def save(self, path):
         """Write the trace as ``.npz``, with the format's version."""
@@ -197,6 +177,26 @@ class Trace:
                 marks_us=self.marks_us,
                 format_version=FORMAT_VERSION,
             )
+
+
+def _arrays_of(file):
+    """The arrays of an open .npz file, by the names of `Trace`'s parameters."""
+    # Plain arrays only: an object array would run code on loading.
+    loaded = np.load(file, allow_pickle=False)
+    if not isinstance(loaded, np.lib.npyio.NpzFile):
+        raise FormatError("one array, not a trace of several")
+    version = loaded["format_version"] if "format_version" in loaded else np.array(FORMAT_VERSION)
+    if version.shape or version.dtype.kind not in "iu" or version < 1:
+        raise FormatError(f"format version {version} is none")
+    if version > FORMAT_VERSION:
+        raise FormatError(f"format version {version}; this vpool reads up to version {FORMAT_VERSION}")
+    missing = [name for name in _ARRAYS if name not in loaded]
+    if missing:
+        raise FormatError(f"no array named {', '.join(missing)}")
+    arrays = {name: loaded[name] for name in _ARRAYS}
+    if "marks_us" in loaded:
+        arrays["marks_us"] = loaded["marks_us"]
+    return arrays
 
 
 def _as(values, kind, name):

@@ -8,28 +8,25 @@ from cpython.long cimport PyLong_FromUnsignedLongLong
 from libc.stdint cimport uint16_t, uint64_t
 from libc.string cimport memset
 
-from vpool._base.lock cimport atomic_read, spin_lock, spin_try, spin_unlock
-from vpool._base.turn cimport turn_give, turn_take
+from vpool._base.lock cimport spin_lock, spin_try, spin_unlock
 from vpool._base.types cimport BLOCK_LIVE, GRANULE, Block, BlockId, likely, round_up
 from vpool._interface.arguments cimport address_of, checked_alignment, size_of
 from vpool._interface.diagnosis cimport source_error, stray
 from vpool._interface.pressure cimport Pressure
-from vpool._interface.snapshot cimport copy_records
+from vpool._interface.snapshot cimport copy_records, read_crossings, read_ladder, read_stats
 from vpool._interface.streams cimport StreamTable, defaults_in_use
 from vpool._management.arena cimport Arena
 from vpool._management.core cimport Core, core_deallocate
-from vpool._management.cross cimport cross_free, cross_free_record, cross_recall, cross_use
+from vpool._management.cross cimport cross_free, cross_free_record, cross_use
 from vpool._management.hit cimport hit_put, hit_take
 from vpool._management.index cimport index_remove
 from vpool._management.state cimport STATE_CLOSED, Request
-from vpool._management.walk cimport Broken, Totals, walk_check, walk_totals
+from vpool._management.walk cimport Broken, walk_check
 from vpool._storage.driver cimport STATUS_OK
 
-from vpool._management.core import RUNG_NAMES
 from vpool.errors import ClosedPoolError, ForeignPointerError, SourceError
 from vpool.report import Report
 from vpool.sources import resolve
-from vpool.stats import PoolStats
 from vpool.strategies import Dynamic
 
 cdef enum:
@@ -316,10 +313,7 @@ cdef class Pool:
     @property
     def ladder(self):
         """What misses tried: a dict of ``(tries, successes)`` by rung, in the order of the ladder."""
-        return {
-            name: (atomic_read(self.core.state.rung_tries[rung]), atomic_read(self.core.state.rung_hits[rung]))
-            for rung, name in enumerate(RUNG_NAMES)
-        }
+        return read_ladder(self.core)
 
     @property
     def crossings(self):
@@ -328,32 +322,12 @@ cdef class Pool:
         ``crossings`` blocks went from one stream to another, for which streams were made to wait
         ``waits`` times, of these ``overwaits`` for more than needed, and the device ``drains`` times.
         """
-        return {
-            "crossings": atomic_read(self.core.state.crossings),
-            "waits": atomic_read(self.core.state.waits),
-            "overwaits": atomic_read(self.core.state.overwaits),
-            "drains": atomic_read(self.core.state.drains),
-        }
+        return read_crossings(self.core)
 
     @property
     def stats(self):
         """The counters of this moment, a `PoolStats`, read in O(1) without any lock."""
-        cdef Totals totals
-        walk_totals(self.core, &totals)
-        misses = atomic_read(self.core.state.misses)
-        return PoolStats(
-            allocated_bytes=totals.allocated_bytes,
-            requested_bytes=totals.requested_bytes,
-            reserved_bytes=totals.reserved_bytes,
-            pending_bytes=totals.pending_bytes,
-            peak_allocated_bytes=totals.peak_allocated_bytes,
-            peak_reserved_bytes=totals.peak_reserved_bytes,
-            allocations=totals.allocations,
-            frees=totals.allocations - totals.live_blocks,
-            hits=totals.allocations - misses,
-            source_calls=atomic_read(self.core.state.source_calls),
-            ooms=atomic_read(self.core.state.ooms),
-        )
+        return read_stats(self.core)
 
     def inspect(self):
         """The report of this moment.
@@ -381,9 +355,7 @@ cdef class Pool:
         """
         before = self.inspect().largest_free_bytes
         with nogil:
-            turn_take(&self.core.state.crossing_turn)
-            cross_recall(&self.core.state, self.core.source)
-            turn_give(&self.core.state.crossing_turn)
+            self.core.coalesce()
         return max(0, self.inspect().largest_free_bytes - before)
 
     def check(self):
@@ -415,7 +387,9 @@ cdef class Pool:
             Where the source refuses to take memory; it stays with the pool.
         """
         self.core.state.word |= STATE_CLOSED
-        self.after_free()
+        error = self.release_idle()
+        if error is not None:
+            raise error
 
     cdef Arena* arena_for(self, stream) except NULL:
         """The arena of a stream's slot."""
@@ -483,18 +457,26 @@ cdef class Pool:
             spin_unlock(&self.core.state.lock)
         return inside
 
-    cdef int after_free(self) except -1:
-        """What a set state word asks for after a free: a closed pool gives back what has become idle."""
+    cdef release_idle(self):
+        """Give back to the source whatever is idle; the exception for what it refused, or None."""
         cdef uint64_t released
-        cdef int status
-        if self.core.state.word & STATE_CLOSED and self.core.state.reserved:
-            with nogil:
+        cdef int status = STATUS_OK
+        with nogil:
+            if self.core.state.reserved:
                 status = self.core.drain()
-                if status == STATUS_OK:
-                    status = self.core.release_idle(0, &released)
-            if status != STATUS_OK:
-                raise source_error(self.core, status, "the source did not take memory back")
-        return 0
+            if status == STATUS_OK:
+                status = self.core.release_idle(0, &released)
+        return None if status == STATUS_OK else source_error(self.core, status, "the source did not take memory back")
+
+    cdef void after_free(self) noexcept:
+        """What a set state word asks for after a free: a closed pool gives back what has become idle.
+
+        The free itself is done, so what fails here is logged and not raised.
+        """
+        if self.core.state.word & STATE_CLOSED:
+            error = self.release_idle()
+            if error is not None:
+                logger.warning("pool %r, closed: %s", self.name, error)
 
 
 cdef inline bint put_record(Arena* arena, BlockId block_id, uint16_t generation) noexcept nogil:
@@ -525,10 +507,7 @@ cdef class Buffer:
         if self.block_id:
             self.put()
             if self.pool.core.state.word:
-                try:
-                    self.pool.after_free()
-                except SourceError as error:
-                    logger.warning("%s", error)
+                self.pool.after_free()
 
     def __enter__(self):
         return self
@@ -593,7 +572,7 @@ cdef class Buffer:
             self.pool.after_free()
 
     def record_stream(self, stream):
-        """Tell that a stream uses the block too: see `Pool.record_stream`."""
+        """Tell that a stream uses the block too, as `Pool.record_stream` does."""
         self.pool.record_stream(self, stream)
 
     @property

@@ -1,13 +1,14 @@
 """The compiled loop of a replay: every event goes through the core that allocates, lock and index included."""
 import numpy as np
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from vpool._base.clock cimport now_ns
 from vpool._interface.pool cimport Pool
-from vpool._management.arena cimport Arena
-from vpool._management.core cimport Core, core_allocate, core_deallocate
-from vpool._storage.driver cimport STATUS_OK
+from vpool._management.core cimport core_allocate, core_deallocate
+from vpool._management.state cimport CoreState
+from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
+from vpool._storage.simulated_streams cimport StreamedDriver
 from vpool._storage.source cimport Source
 
 cdef enum:
@@ -58,10 +59,11 @@ cdef class Replayer:
     Parameters
     ----------
     pool : Pool
-    op, number, nbytes : numpy.ndarray
-        The trace's events: uint8, uint32 (0 to allocations - 1) and uint64.
-    allocations : int
-        How many allocations the trace has.
+    trace : vpool.Trace
+    streams : list of int
+        Handle of the stream that stands for each of the trace's.
+    pessimistic : bool
+        Let work on a simulated stream be complete only at the trace's next mark, not at the free.
     patterns : bool
         Write a pattern into each block and verify it when it is freed.
 
@@ -69,34 +71,63 @@ cdef class Replayer:
     ----------
     nanoseconds : int
         Time of the events so far, driver calls and patterns included.
+    verified : int
+        Bytes of the blocks whose pattern was verified so far.
     mismatch : int
         Event at which a pattern was found damaged; -1 for none.
     """
 
     cdef Pool pool
     cdef Source source
+    cdef StreamedDriver simulated         # None on a real device
     cdef const uint8_t[::1] op
     cdef const uint32_t[::1] number
     cdef const uint64_t[::1] nbytes
+    cdef const uint16_t[::1] stream
+    cdef int64_t[::1] marks               # events before which a step begins, then one that never comes
+    cdef uint16_t[::1] slots              # of each of the trace's streams
+    cdef int32_t[::1] simulated_streams
     cdef uint64_t[::1] address            # of each live allocation, 0 of the others
     cdef uint64_t[::1] size
+    cdef uint16_t[::1] slot               # that each allocation was made for
     cdef uint32_t[::1] staging
+    cdef bint pessimistic
     cdef bint patterns
     cdef readonly uint64_t nanoseconds
+    cdef readonly uint64_t verified
     cdef readonly long long mismatch
 
-    def __init__(self, Pool pool not None, op, number, nbytes, Py_ssize_t allocations, bint patterns=False):
+    def __init__(self, Pool pool not None, trace, streams, bint pessimistic=False, bint patterns=False):
         self.pool = pool
         self.source = pool.core.source
-        self.op = op
-        self.number = number
-        self.nbytes = nbytes
+        self.op = trace.op
+        self.number = trace.number
+        self.nbytes = trace.bytes
+        self.stream = trace.stream
+        marks = np.searchsorted(trace.t_us, trace.marks_us).astype(np.int64)
+        self.marks = np.append(np.sort(marks), np.int64(2**62))
+        self.slots = np.array([pool.streams.slot_of(stream) for stream in streams] or [0], np.uint16)
+        self.simulated = self.source.driver if isinstance(self.source.driver, StreamedDriver) else None
+        self.pessimistic = pessimistic
+        if pessimistic and self.simulated is None:
+            raise ValueError(f"when work on source {self.source.name!r} is complete is the device's to say")
+        self.simulated_streams = np.array(
+            [self.simulated.index_of(stream) if self.simulated else 0 for stream in streams] or [0], np.int32)
         # One entry more than there are, so that no view is ever empty.
-        self.address = np.zeros(allocations + 1, np.uint64)
-        self.size = np.zeros(allocations + 1, np.uint64)
+        self.address = np.zeros(trace.allocations + 1, np.uint64)
+        self.size = np.zeros(trace.allocations + 1, np.uint64)
+        self.slot = np.zeros(trace.allocations + 1, np.uint16)
         self.staging = np.zeros(STAGING_WORDS if patterns else 1, np.uint32)
         self.patterns = patterns
         self.mismatch = -1
+
+    @property
+    def source_failed(self):
+        """CUDA's name of the error with which the source failed on the last request that did; None for want of memory."""
+        cdef int status = self.pool.core.state.last_failure
+        if status == STATUS_OK or status == STATUS_OUT_OF_MEMORY:
+            return None
+        return self.source.driver.error_name(status)
 
     def run(self, Py_ssize_t begin, Py_ssize_t end):
         """Replay the events from `begin` to `end`.
@@ -106,45 +137,66 @@ cdef class Replayer:
         int
             The event that failed for want of memory or by a damaged pattern, or `end`.
         """
-        cdef Core core = self.pool.core
-        cdef Arena* arena = self.pool.default_arena
-        cdef Py_ssize_t i
-        cdef uint32_t number
+        cdef Py_ssize_t i = begin
         cdef uint64_t started
+        cdef int64_t mark
+        cdef Py_ssize_t next_mark = np.searchsorted(self.marks, begin)
         if not 0 <= begin <= end <= self.op.shape[0]:
             raise ValueError(f"no events {begin} to {end}")
-        if begin == end:
-            return end
         with nogil:
             started = now_ns()
-            i = begin
+            mark = self.marks[next_mark]
             while i < end:
-                number = self.number[i]
-                if self.op[i] == 0:
-                    if self.nbytes[i] and not core_allocate(core, arena, self.nbytes[i], &self.address[number]):
-                        self.address[number] = 0
-                        break
-                    if self.patterns:
-                        self.size[number] = self.nbytes[i]
-                        self.mark_block(number)
-                elif self.address[number]:
-                    if self.patterns and not self.verify_block(number):
-                        self.mismatch = i
-                        break
-                    core_deallocate(core, arena, self.address[number])
-                    self.address[number] = 0
+                if self.pessimistic and i >= mark:
+                    self.simulated.complete_all()
+                    while i >= mark:
+                        next_mark += 1
+                        mark = self.marks[next_mark]
+                if not (self.lend(i) if self.op[i] == 0 else self.take_back(i)):
+                    break
                 i += 1
             self.nanoseconds += now_ns() - started
         return i
 
+    cdef inline bint lend(self, Py_ssize_t event) noexcept nogil:
+        """An allocation; False where it fails."""
+        cdef uint32_t number = self.number[event]
+        cdef uint16_t slot = self.slots[self.stream[event]]
+        cdef CoreState* state = &self.pool.core.state
+        if self.nbytes[event] == 0:
+            return True
+        if not core_allocate(self.pool.core, state.arenas[slot], self.nbytes[event], &self.address[number]):
+            self.address[number] = 0
+            return False
+        self.slot[number] = slot
+        if self.patterns:
+            self.size[number] = self.nbytes[event]
+            self.mark_block(number)
+        return True
+
+    cdef inline bint take_back(self, Py_ssize_t event) noexcept nogil:
+        """A free; False where the block does not hold its pattern."""
+        cdef uint32_t number = self.number[event]
+        if self.address[number] == 0:
+            return True
+        if self.patterns and not self.verify_block(number):
+            self.mismatch = event
+            return False
+        if self.pessimistic:
+            self.simulated.queue_at(self.simulated_streams[self.stream[event]])
+        core_deallocate(self.pool.core, self.pool.core.state.arenas[self.slot[number]], self.address[number])
+        self.address[number] = 0
+        return True
+
     def finish(self):
         """Free what is live.  False where a pattern was found damaged."""
         cdef Py_ssize_t number
+        cdef CoreState* state = &self.pool.core.state
         for number in range(self.address.shape[0] - 1):
             if self.address[number]:
                 if self.patterns and not self.verify_block(number):
                     return False
-                core_deallocate(self.pool.core, self.pool.default_arena, self.address[number])
+                core_deallocate(self.pool.core, state.arenas[self.slot[number]], self.address[number])
                 self.address[number] = 0
         return True
 
@@ -157,6 +209,7 @@ cdef class Replayer:
 
     cdef bint verify_block(self, uint32_t number) noexcept nogil:
         cdef uint64_t address = self.address[number]
+        self.verified += self.size[number]
         if self.source.host_accessible:
             return _verify_host(number, address, self.size[number])
         return _verify_device(

@@ -6,10 +6,12 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from vpool._base.lock cimport atomic_read
 from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, BLOCK_PENDING, BLOCK_UNMAPPED
 from vpool._management.core cimport Core
-from vpool._management.walk cimport BlockCopy, SegmentCopy, Totals, walk_copy
+from vpool._management.walk cimport BlockCopy, SegmentCopy, Totals, walk_copy, walk_totals
 
+from vpool._management.core import RUNG_NAMES
 from vpool.errors import SourceError
 from vpool.report import BLOCK_DTYPE, SEGMENT_DTYPE
+from vpool.stats import PoolStats
 
 # The layout of BlockCopy and SegmentCopy.
 _COPY_DTYPE = np.dtype([
@@ -67,6 +69,7 @@ cdef tuple copy_records(Core core, str name):
         "device": core.source.device,
         "limit_bytes": core.state.limit,
         "device_free_bytes": device_free,
+        "base_slack_bytes": core.state.base_slack,
         "reserved_bytes": totals.reserved_bytes,
         "peak_reserved_bytes": totals.peak_reserved_bytes,
         "peak_allocated_bytes": totals.peak_allocated_bytes,
@@ -76,3 +79,38 @@ cdef tuple copy_records(Core core, str name):
         "source_calls": atomic_read(core.state.source_calls),
     }
     return figures, blocks, segments
+
+
+cdef read_stats(Core core):
+    cdef Totals totals
+    walk_totals(core, &totals)
+    misses = atomic_read(core.state.misses)
+    return PoolStats(
+        allocated_bytes=totals.allocated_bytes,
+        requested_bytes=totals.requested_bytes,
+        reserved_bytes=totals.reserved_bytes,
+        pending_bytes=totals.pending_bytes,
+        peak_allocated_bytes=totals.peak_allocated_bytes,
+        peak_reserved_bytes=totals.peak_reserved_bytes,
+        allocations=totals.allocations,
+        frees=totals.allocations - totals.live_blocks,
+        hits=totals.allocations - misses,
+        source_calls=atomic_read(core.state.source_calls),
+        ooms=atomic_read(core.state.ooms),
+    )
+
+
+cdef read_ladder(Core core):
+    return {
+        name: (atomic_read(core.state.rung_tries[rung]), atomic_read(core.state.rung_hits[rung]))
+        for rung, name in enumerate(RUNG_NAMES)
+    }
+
+
+cdef read_crossings(Core core):
+    return {
+        "crossings": atomic_read(core.state.crossings),
+        "waits": atomic_read(core.state.waits),
+        "overwaits": atomic_read(core.state.overwaits),
+        "drains": atomic_read(core.state.drains),
+    }

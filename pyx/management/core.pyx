@@ -404,6 +404,12 @@ cdef class Core:
                 return True
         return False
 
+    cdef void coalesce(self) noexcept nogil:
+        """Merge what streams lent one another, and what has become ready, without waiting."""
+        turn_take(&self.state.crossing_turn)
+        cross_recall(&self.state, self.source)
+        turn_give(&self.state.crossing_turn)
+
     cdef int drain(self) noexcept nogil:
         """Wait for all work on the device; then whatever was freed before is complete."""
         cdef int status

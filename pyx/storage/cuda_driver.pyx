@@ -18,9 +18,10 @@ ctypedef int (*set_int_t)(int value) noexcept nogil
 ctypedef int (*copy_t)(void* to, const void* source, size_t nbytes, int kind) noexcept nogil
 ctypedef int (*fill_t)(uint64_t address, unsigned int word, size_t words, void* stream) noexcept nogil
 ctypedef int (*plain_t)() noexcept nogil
+ctypedef int (*stream_create_t)(void** stream, unsigned int flags) noexcept nogil
 ctypedef int (*stream_id_t)(void* stream, unsigned long long* unique_id) noexcept nogil
 ctypedef int (*event_create_t)(void** event, unsigned int flags) noexcept nogil
-ctypedef int (*event_t)(void* event) noexcept nogil
+ctypedef int (*event_t)(void* event) noexcept nogil       # and any call on one handle
 ctypedef int (*event_record_t)(void* event, void* stream) noexcept nogil
 ctypedef int (*stream_wait_t)(void* stream, void* event, unsigned int flags) noexcept nogil
 ctypedef const char* (*name_t)(int status) noexcept nogil
@@ -89,6 +90,14 @@ cdef inline void* _stream(uint64_t stream) noexcept nogil:
     return <void*> stream if stream else LEGACY_STREAM
 
 
+cdef int _stream_create(void* context, uint64_t* stream) noexcept nogil:
+    return _settled((<stream_create_t> cyruntime.cudaStreamCreateWithFlags)(<void**> stream, 0))
+
+
+cdef int _stream_destroy(void* context, uint64_t stream) noexcept nogil:
+    return _settled((<event_t> cyruntime.cudaStreamDestroy)(<void*> stream))
+
+
 cdef int _stream_id(void* context, uint64_t stream, uint64_t* unique_id) noexcept nogil:
     return _settled((<stream_id_t> cyruntime.cudaStreamGetId)(_stream(stream), <unsigned long long*> unique_id))
 
@@ -148,6 +157,8 @@ cdef class CudaDriver(Driver):
         self.table.read = _read
         self.table.write = _write
         self.table.synchronize = _synchronize
+        self.table.stream_create = _stream_create
+        self.table.stream_destroy = _stream_destroy
         self.table.stream_id = _stream_id
         self.table.event_create = _event_create
         self.table.event_destroy = _event_destroy

@@ -8,7 +8,7 @@ from vpool.errors import SourceError
 
 CALL_NAMES = (
     "malloc", "free", "memory_info", "device_count", "get_device", "set_device", "fill", "read", "write",
-    "synchronize", "stream_id", "event_create", "event_destroy", "event_record", "event_query",
+    "synchronize", "stream_create", "stream_destroy", "stream_id", "event_create", "event_destroy", "event_record", "event_query",
     "event_synchronize", "stream_wait_event",
 )
 
@@ -105,6 +105,20 @@ cdef class Driver:
             status = self.table.synchronize(self.context)
         return _finished(self, CALL_SYNCHRONIZE, started, status)
 
+    cdef int stream_create(self, uint64_t* stream) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_STREAM_CREATE)
+        if status == STATUS_OK:
+            status = self.table.stream_create(self.context, stream)
+        return _finished(self, CALL_STREAM_CREATE, started, status)
+
+    cdef int stream_destroy(self, uint64_t stream) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_STREAM_DESTROY)
+        if status == STATUS_OK:
+            status = self.table.stream_destroy(self.context, stream)
+        return _finished(self, CALL_STREAM_DESTROY, started, status)
+
     cdef int stream_id(self, uint64_t stream, uint64_t* unique_id) noexcept nogil:
         cdef uint64_t started = now_ns()
         cdef int status = _refused(self, CALL_STREAM_ID)
@@ -176,6 +190,25 @@ cdef class Driver:
         if status != STATUS_OK:
             raise SourceError(f"the driver cannot tell its devices: {self.error_name(status)}", self.error_name(status))
         return current, count
+
+    def create_stream(self):
+        """Make a stream on the current device; its handle."""
+        cdef uint64_t handle = 0
+        cdef int status
+        with nogil:
+            status = self.stream_create(&handle)
+        if status != STATUS_OK:
+            raise SourceError(f"the driver makes no stream: {self.error_name(status)}", self.error_name(status))
+        return handle
+
+    def destroy_stream(self, stream):
+        """Destroy a stream.  Its queued work goes on, as CUDA has it."""
+        cdef uint64_t handle = stream
+        cdef int status
+        with nogil:
+            status = self.stream_destroy(handle)
+        if status != STATUS_OK:
+            raise SourceError(f"cannot destroy stream {handle:#x}: {self.error_name(status)}", self.error_name(status))
 
     def calls(self):
         """Figures of each call: a dict of ``(calls, failures, nanoseconds)`` by name."""

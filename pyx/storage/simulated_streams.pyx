@@ -1,5 +1,8 @@
 """Streams, events and captures without a device: work is complete when it is told to be.
 
+The streams know the true order of their work: each has a vector clock that the events it waits for
+advance, so `ordered` can tell whether a pool did its duty.
+
 A handle that was never made counts as a stream that always was, so that any number serves as a
 stream on the host.  A destroyed one is refused, and a new stream may get its handle, as in CUDA.
 """
@@ -42,7 +45,23 @@ cdef int _make(Streams* streams, uint64_t handle) noexcept nogil:
     stream.complete = 0
     stream.alive = True
     stream.capturing = False
+    stream.clock = NULL
     return streams.count - 1
+
+
+cdef bint _advance(uint64_t** clock, const uint64_t* by) noexcept nogil:
+    """Raise a clock, made on first use, to another one where that is ahead; False without memory."""
+    cdef int i
+    if by == NULL:
+        return True
+    if clock[0] == NULL:
+        clock[0] = <uint64_t*> calloc(MOST_STREAMS, sizeof(uint64_t))
+    if clock[0] == NULL:
+        return False
+    for i in range(MOST_STREAMS):
+        if by[i] > clock[0][i]:
+            clock[0][i] = by[i]
+    return True
 
 
 cdef bint forbidden_in_capture(void* context) noexcept nogil:
@@ -51,6 +70,27 @@ cdef bint forbidden_in_capture(void* context) noexcept nogil:
     if streams.captures:
         streams.invalidated = True
     return streams.captures != 0
+
+
+cdef int _stream_create(void* context, uint64_t* stream) noexcept nogil:
+    cdef Streams* streams = <Streams*> context
+    cdef int made
+    spin_lock(&streams.lock)
+    stream[0] = FIRST_HANDLE + 16 * <uint64_t> streams.count
+    made = _make(streams, stream[0])
+    spin_unlock(&streams.lock)
+    return STATUS_OK if made >= 0 else STATUS_OUT_OF_MEMORY
+
+
+cdef int _stream_destroy(void* context, uint64_t stream) noexcept nogil:
+    cdef Streams* streams = <Streams*> context
+    cdef int found
+    spin_lock(&streams.lock)
+    found = _find(streams, stream)
+    if found >= 0:
+        streams.streams[found].alive = False
+    spin_unlock(&streams.lock)
+    return STATUS_OK if found >= 0 else STATUS_INVALID_HANDLE
 
 
 cdef int _stream_id(void* context, uint64_t stream, uint64_t* unique_id) noexcept nogil:
@@ -70,11 +110,13 @@ cdef int _event_create(void* context, uint64_t* event) noexcept nogil:
         return STATUS_OUT_OF_MEMORY
     made.stream = -1
     made.captured = False
+    made.clock = NULL
     event[0] = <uint64_t> made
     return STATUS_OK
 
 
 cdef int _event_destroy(void* context, uint64_t event) noexcept nogil:
+    free((<SimulatedEvent*> event).clock)
     free(<void*> event)
     return STATUS_OK
 
@@ -89,6 +131,10 @@ cdef int _event_record(void* context, uint64_t event, uint64_t stream) noexcept 
         recorded.stream = found
         recorded.position = streams.streams[found].queued
         recorded.captured = streams.streams[found].capturing
+        free(recorded.clock)
+        recorded.clock = NULL
+        if not _advance(&recorded.clock, streams.streams[found].clock):
+            found = -1
     else:
         streams.on_dead_streams += 1
     spin_unlock(&streams.lock)
@@ -136,6 +182,13 @@ cdef int _stream_wait_event(void* context, uint64_t stream, uint64_t event) noex
     elif awaited.captured and not streams.streams[found].capturing:
         streams.invalidated = True
         status = STATUS_CAPTURE_UNSUPPORTED
+    elif awaited.stream >= 0:
+        if streams.streams[found].clock == NULL:
+            streams.streams[found].clock = <uint64_t*> calloc(MOST_STREAMS, sizeof(uint64_t))
+        if streams.streams[found].clock == NULL or not _advance(&streams.streams[found].clock, awaited.clock):
+            status = STATUS_OUT_OF_MEMORY
+        elif streams.streams[found].clock[awaited.stream] < awaited.position:
+            streams.streams[found].clock[awaited.stream] = awaited.position
     spin_unlock(&streams.lock)
     return status
 
@@ -164,6 +217,8 @@ cdef class StreamedDriver(Driver):
         if streams.streams == NULL:
             raise MemoryError("no memory for simulated streams")
         self.table.synchronize = _synchronize
+        self.table.stream_create = _stream_create
+        self.table.stream_destroy = _stream_destroy
         self.table.stream_id = _stream_id
         self.table.event_create = _event_create
         self.table.event_destroy = _event_destroy
@@ -174,7 +229,10 @@ cdef class StreamedDriver(Driver):
         return 0
 
     def __dealloc__(self):
-        if self.streams != NULL:
+        cdef int i
+        if self.streams != NULL and self.streams.streams != NULL:
+            for i in range(self.streams.count):
+                free(self.streams.streams[i].clock)
             free(self.streams.streams)
 
     cdef int index_of(self, stream) except -1:
@@ -208,10 +266,6 @@ cdef class StreamedDriver(Driver):
             raise MemoryError(f"at most {MOST_STREAMS} simulated streams")
         return number
 
-    def destroy_stream(self, stream):
-        """Make a handle invalid.  Its queued work stays queued, as in CUDA."""
-        self.streams.streams[self.index_of(stream)].alive = False
-
     def queue_work(self, stream):
         """Queue a piece of work; the number of pieces queued on the stream so far."""
         found = self.index_of(stream)
@@ -225,6 +279,27 @@ cdef class StreamedDriver(Driver):
             return
         found = self.index_of(stream)
         self.streams.streams[found].complete = self.streams.streams[found].queued if upto is None else upto
+
+    def ordered(self, stream, other, position):
+        """Whether work queued now on a stream comes after the first `position` pieces of another's.
+
+        Either they are complete, or the stream has waited, also through third streams, for an event
+        that was recorded behind them.
+        """
+        cdef int mine = self.index_of(stream)
+        cdef int theirs = self.index_of(other)
+        cdef SimulatedStream* waiting = &self.streams.streams[mine]
+        return (
+            mine == theirs
+            or self.streams.streams[theirs].complete >= position
+            or (waiting.clock != NULL and waiting.clock[theirs] >= position)
+        )
+
+    cdef void queue_at(self, int stream) noexcept nogil:
+        self.streams.streams[stream].queued += 1
+
+    cdef void complete_all(self) noexcept nogil:
+        _synchronize_all(self.streams)
 
     def begin_capture(self, stream):
         """Begin a capture.  Until `end_capture`, calls that CUDA forbids meanwhile fail and invalidate it."""

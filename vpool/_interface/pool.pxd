@@ -21,7 +21,8 @@ cdef class Pool:
     cdef BlockId lend(self, Arena* arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0
     cdef int freeing_slot(self, stream, int gone) except -1
     cdef int take_back(self, uint64_t address, stream) except -1
-    cdef int after_free(self) except -1
+    cdef release_idle(self)
+    cdef void after_free(self) noexcept
     cdef bint holds(self, uint64_t address) noexcept
     cdef _stray(self, uint64_t address)
 

@@ -3,3 +3,6 @@ from vpool._management.core cimport Core
 
 
 cdef tuple copy_records(Core core, str name)
+cdef read_stats(Core core)
+cdef read_ladder(Core core)
+cdef read_crossings(Core core)

@@ -32,6 +32,7 @@ cdef class Core:
     cdef bint next_idle(self, uint64_t keep, uint32_t* cursor, Segment* idle) noexcept nogil
     cdef void enlist(self, Segment* segment) noexcept nogil
     cdef int release_idle(self, uint64_t keep, uint64_t* released) noexcept nogil
+    cdef void coalesce(self) noexcept nogil
     cdef int drain(self) noexcept nogil
     cdef Segment* segment_of(self, uint64_t address) noexcept nogil
 

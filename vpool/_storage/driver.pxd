@@ -23,6 +23,8 @@ cdef enum Call:
     CALL_READ
     CALL_WRITE
     CALL_SYNCHRONIZE
+    CALL_STREAM_CREATE
+    CALL_STREAM_DESTROY
     CALL_STREAM_ID
     CALL_EVENT_CREATE
     CALL_EVENT_DESTROY
@@ -44,6 +46,8 @@ cdef struct DriverTable:
     int (*read)(void* context, void* host, uint64_t address, uint64_t nbytes) noexcept nogil
     int (*write)(void* context, uint64_t address, const void* host, uint64_t nbytes) noexcept nogil
     int (*synchronize)(void* context) noexcept nogil
+    int (*stream_create)(void* context, uint64_t* stream) noexcept nogil
+    int (*stream_destroy)(void* context, uint64_t stream) noexcept nogil
     int (*stream_id)(void* context, uint64_t stream, uint64_t* unique_id) noexcept nogil
     int (*event_create)(void* context, uint64_t* event) noexcept nogil
     int (*event_destroy)(void* context, uint64_t event) noexcept nogil
@@ -79,6 +83,8 @@ cdef class Driver:
     cdef int read(self, void* host, uint64_t address, uint64_t nbytes) noexcept nogil
     cdef int write(self, uint64_t address, const void* host, uint64_t nbytes) noexcept nogil
     cdef int synchronize(self) noexcept nogil
+    cdef int stream_create(self, uint64_t* stream) noexcept nogil
+    cdef int stream_destroy(self, uint64_t stream) noexcept nogil
     cdef int stream_id(self, uint64_t stream, uint64_t* unique_id) noexcept nogil
     cdef int event_create(self, uint64_t* event) noexcept nogil
     cdef int event_destroy(self, uint64_t event) noexcept nogil

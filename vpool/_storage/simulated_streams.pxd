@@ -14,11 +14,13 @@ cdef struct SimulatedStream:
     uint64_t complete             # of those, how many are complete
     bint alive
     bint capturing
+    uint64_t* clock               # [stream]: queued there up to this comes before what is queued here next
 
 cdef struct SimulatedEvent:
     int stream                    # of the latest record; -1: never recorded, which counts as complete
     uint64_t position             # what was queued there at that moment
     bint captured                 # recorded on a capturing stream
+    uint64_t* clock               # the stream's at that moment
 
 cdef struct Streams:
     SpinLock lock                 # of every field; held for O(streams)
@@ -36,6 +38,8 @@ cdef class StreamedDriver(Driver):
 
     cdef int give_streams(self, Streams* streams) except -1
     cdef int index_of(self, stream) except -1
+    cdef void queue_at(self, int stream) noexcept nogil
+    cdef void complete_all(self) noexcept nogil
 
 
 cdef bint forbidden_in_capture(void* context) noexcept nogil

@@ -36,6 +36,9 @@ def prepare(parser):
     parser.add_argument("--capacity", type=size, metavar="N", help="bytes that the pool may take, as 20GiB")
     parser.add_argument("--passes", type=count, default=1, metavar="N", help="replays into the same pool")
     parser.add_argument(
+        "--pessimistic", action="store_true", help="let a free be complete for other streams only at the next step"
+    )
+    parser.add_argument(
         "--patterns", action="store_true", help="write a pattern into each block and verify it when it is freed"
     )
 
@@ -49,6 +52,7 @@ def run(args):
             args.source,
             args.capacity,
             args.passes,
+            args.pessimistic,
             patterns=args.patterns,
             progress=show,
         )
