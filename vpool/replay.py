@@ -204,7 +204,7 @@ class _Run:
             peak_live_bytes=live,
             peak_reserved_bytes=stats.peak_reserved_bytes,
             reserved_over_live=stats.peak_reserved_bytes / live if live else 0.0,
-            peak_allocated_bytes=stats.peak_allocated_bytes,
+            peak_allocated_bytes=self._peak_allocated(stats),
             source_calls=stats.source_calls,
             external_fragmentation=worst.external_fragmentation,
             internal_fragmentation=worst.internal_fragmentation,
@@ -217,6 +217,14 @@ class _Run:
             verified_bytes=self.replayer.verified,
             report=worst,
         )
+
+    def _peak_allocated(self, stats):
+        """The most bytes lent at once.  The pool's figure adds up its streams' own peaks, so that of one stream counts."""
+        if self.oom is not None or not self.trace.stream.any():
+            return stats.peak_allocated_bytes
+        rounded = (self.trace.bytes.astype(np.int64) + 255) // 256 * 256
+        lent = np.cumsum(np.where(self.trace.op == 0, rounded, -rounded))
+        return int(lent.max(initial=0))
 
     def _driver_totals(self):
         calls = self.pool.source.driver.calls()

@@ -2,7 +2,7 @@
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
 from vpool._base.lock cimport atomic_add, atomic_read, spin_lock, spin_unlock
-from vpool._base.types cimport BLOCK_LIVE, FLAG_USED, GRANULE, Block, BlockId, round_up
+from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, FLAG_USED, GRANULE, Block, BlockId, round_up
 from vpool._management.arena cimport Arena, Dependency, arena_find_aligned, arena_take_aligned
 from vpool._management.freelist cimport freelist_find
 from vpool._management.hit cimport hit_put
@@ -11,6 +11,7 @@ from vpool._management.lend cimport (
     Extent,
     lend_adopt,
     lend_home,
+    lend_isolate,
     lend_live,
     lend_out,
     lend_return,
@@ -18,7 +19,7 @@ from vpool._management.lend cimport (
 from vpool._management.merge cimport merge_free
 from vpool._management.order cimport order_drain, order_make, order_mark, order_poll, order_proved
 from vpool._management.pending cimport pending_add, pending_release, pending_rotate, pending_use
-from vpool._management.state cimport CoreState, Request
+from vpool._management.state cimport CoreState, Request, lock_all, unlock_all
 from vpool._storage.driver cimport STATUS_OK
 from vpool._storage.source cimport Source
 
@@ -159,6 +160,38 @@ cdef void cross_recall(CoreState* state, Source source) noexcept nogil:
                 again = True
 
 
+cdef bint _isolate_some(CoreState* state, Arena* arena) noexcept nogil:
+    """Make free blocks of an arena's extents extents of their own, some at a time; whether there may be more.
+
+    A loan is cut with its extent, so this is done under all locks, and walks the extents like a report.
+    """
+    cdef int left = SLICE
+    cdef BlockId edge_id, block_id
+    cdef Block* block
+    lock_all(state)
+    edge_id = arena.adopted
+    while edge_id and left > 0:
+        block_id = arena.blocks[edge_id].next
+        while block_id:
+            block = &arena.blocks[block_id]
+            if block.state == BLOCK_FREE and (block.prev != edge_id or block.next):
+                left = left - 1 if lend_isolate(arena, edge_id, block_id) else -1
+                break                             # what is behind it is another extent now
+            block_id = block.next
+        edge_id = arena.blocks[edge_id].list_prev
+    unlock_all(state)
+    return left == 0
+
+
+cdef void _recall_parts(CoreState* state, Source source) noexcept nogil:
+    """Send home every free block that an arena has of another, also out of extents that are in use."""
+    cdef uint32_t slot
+    for slot in range(state.slots):
+        while _isolate_some(state, state.arenas[slot]):
+            _recall_from(state, source, state.arenas[slot])
+    cross_recall(state, source)
+
+
 cdef uint64_t _to_steal(Request* request, Block* block) noexcept nogil:
     """How much of a free block to take: what the request needs, and enough for more small ones."""
     cdef uint64_t need = round_up(block.address, request.alignment) - block.address + request.nbytes
@@ -235,7 +268,7 @@ cdef BlockId cross_merge(CoreState* state, Source source, Request* request) noex
     """Serve the request from what merges once loans are home and pending blocks are waited for."""
     cdef Arena* arena = request.arena
     cdef uint32_t slot
-    cross_recall(state, source)
+    _recall_parts(state, source)
     if not _order_pending(state, source, arena, request.nbytes):
         _order_pending(state, source, arena, 0)
     spin_lock(&arena.lock)

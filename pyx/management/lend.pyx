@@ -13,6 +13,7 @@ from vpool._base.types cimport BLOCK_EDGE, BLOCK_FREE, BLOCK_LENT, Block, BlockI
 from vpool._management.arena cimport Arena, arena_add_segment, arena_remove_segment
 from vpool._management.freelist cimport freelist_remove
 from vpool._management.hit cimport hit_cut
+from vpool._management.record cimport record_delete, record_new
 
 
 cdef void _mark_lent(Arena* owner, BlockId block_id, uint16_t borrower, Extent* extent) noexcept nogil:
@@ -99,6 +100,74 @@ cdef int lend_return(Arena* borrower, Extent* extents, int most) noexcept nogil:
             count += 1
         edge_id = next_id
     return count
+
+
+cdef bint _cut_loan(Arena* owner, BlockId loan_id, uint64_t nbytes) noexcept nogil:
+    """Cut a lent block behind its first `nbytes`, into two; False where no record is left."""
+    cdef BlockId rest_id = record_new(owner)
+    cdef Block* loan = &owner.blocks[loan_id]
+    cdef Block* rest = &owner.blocks[rest_id]
+    if rest_id == 0:
+        return False
+    rest.address = loan.address + nbytes
+    rest.nbytes = loan.nbytes - nbytes
+    rest.stamp = 0
+    rest.slot = loan.slot
+    rest.flags = 0
+    rest.state = BLOCK_LENT
+    rest.list_next = 0
+    rest.prev = loan_id
+    rest.next = loan.next
+    owner.blocks[loan.next].prev = rest_id
+    loan.next = rest_id
+    loan.nbytes = nbytes
+    owner.lent_blocks += 1
+    return True
+
+
+cdef bint _cut_extent(Arena* borrower, BlockId edge_id, BlockId block_id) noexcept nogil:
+    """Cut an extent in front of one of its blocks, into two; False where no record is left.
+
+    The owner's lent block is cut with it, so both locks are held.
+    """
+    cdef Block* edge = &borrower.blocks[edge_id]
+    cdef Block* block = &borrower.blocks[block_id]
+    cdef Arena* owner = <Arena*> edge.stamp
+    cdef BlockId rest_id
+    cdef Block* rest
+    if block.prev == edge_id:
+        return True
+    rest_id = record_new(borrower)
+    if rest_id == 0:
+        return False
+    if not _cut_loan(owner, edge.list_next, block.address - edge.address):
+        record_delete(borrower, rest_id)
+        return False
+    rest = &borrower.blocks[rest_id]
+    rest.address = block.address
+    rest.nbytes = 0
+    rest.flags = 0
+    rest.state = BLOCK_EDGE
+    rest.stamp = edge.stamp
+    rest.list_next = owner.blocks[edge.list_next].next
+    rest.next = block_id
+    borrower.blocks[block.prev].next = 0
+    block.prev = rest_id
+    # Into the list behind its first half, where a walk over the extents comes to it next.
+    rest.prev = edge_id
+    rest.list_prev = edge.list_prev
+    if edge.list_prev:
+        borrower.blocks[edge.list_prev].prev = rest_id
+    edge.list_prev = rest_id
+    return True
+
+
+cdef bint lend_isolate(Arena* borrower, BlockId edge_id, BlockId block_id) noexcept nogil:
+    """Make a block of an extent an extent of its own; False where no record is left.  All locks are held."""
+    cdef Block* block = &borrower.blocks[block_id]
+    if block.next and not _cut_extent(borrower, edge_id, block.next):
+        return False
+    return _cut_extent(borrower, edge_id, block_id)
 
 
 cdef void lend_home(Extent* extent) noexcept nogil:

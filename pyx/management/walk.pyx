@@ -2,7 +2,6 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from vpool._base.lock cimport spin_lock, spin_unlock
 from vpool._base.types cimport (
     BLOCK_EDGE,
     BLOCK_FREE,
@@ -20,22 +19,7 @@ from vpool._management.core cimport Core
 from vpool._management.freelist cimport class_of
 from vpool._management.index cimport index_find
 from vpool._management.lend cimport lend_edge
-from vpool._management.state cimport CoreState, Segment
-
-
-cdef void _lock_all(Core core) noexcept nogil:
-    """The pool's lock, then every arena's in the order of their slots: the one place that holds several."""
-    cdef uint32_t slot
-    spin_lock(&core.state.lock)
-    for slot in range(core.state.slots):
-        spin_lock(&core.state.arenas[slot].lock)
-
-
-cdef void _unlock_all(Core core) noexcept nogil:
-    cdef uint32_t slot
-    for slot in range(core.state.slots):
-        spin_unlock(&core.state.arenas[slot].lock)
-    spin_unlock(&core.state.lock)
+from vpool._management.state cimport CoreState, Segment, lock_all, unlock_all
 
 
 cdef void walk_totals(Core core, Totals* totals) noexcept nogil:
@@ -115,7 +99,7 @@ cdef uint64_t walk_copy(Core core, BlockCopy* blocks, uint64_t capacity, Segment
     copying.capacity = capacity
     copying.count = 0
     core.settle()
-    _lock_all(core)
+    lock_all(state)
     segment_count[0] = state.segment_count
     walk_totals(core, totals)
     _link_loans(state)
@@ -127,7 +111,7 @@ cdef uint64_t walk_copy(Core core, BlockCopy* blocks, uint64_t capacity, Segment
             segments[i].stream = segment.arena.slot
         if segment.edge:
             _copy_blocks(state, segment.arena, segment.edge, i, &copying)
-    _unlock_all(core)
+    unlock_all(state)
     return copying.count
 
 
@@ -138,7 +122,7 @@ cdef bint walk_find(Core core, uint64_t address, Block* found) noexcept nogil:
     cdef Arena* arena
     cdef BlockId block_id = 0
     cdef BlockId edge_id
-    _lock_all(core)
+    lock_all(state)
     _link_loans(state)
     segment = core.segment_of(address)
     arena = segment.arena if segment != NULL else NULL
@@ -150,7 +134,7 @@ cdef bint walk_find(Core core, uint64_t address, Block* found) noexcept nogil:
         if block_id and found.state == BLOCK_LENT:
             edge_id = lend_edge(arena, block_id, state.arenas[found.slot])
             arena = state.arenas[found.slot]
-    _unlock_all(core)
+    unlock_all(state)
     return block_id != 0
 
 
@@ -360,7 +344,7 @@ cdef void walk_check(Core core, Broken* broken) noexcept nogil:
     cdef uint32_t slot, i
     memset(broken, 0, sizeof(Broken))
     core.settle()
-    _lock_all(core)
+    lock_all(state)
     for i in range(state.segment_count):
         reserved += state.segments[i].handle.nbytes
     for slot in range(state.slots):
@@ -384,4 +368,4 @@ cdef void walk_check(Core core, Broken* broken) noexcept nogil:
     _expect(broken, state.committed <= state.limit, b"the limit holds", 0, state.committed, state.limit)
     _expect(broken, state.peak_reserved >= state.reserved, b"a peak is no less than the figure", 0, state.peak_reserved,
             state.reserved)
-    _unlock_all(core)
+    unlock_all(state)

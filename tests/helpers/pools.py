@@ -55,7 +55,9 @@ def unchanged(pool):
 
 
 def assert_whole(pool):
-    """Nothing is live, every segment is one free block, and the figures say so."""
+    """Nothing is live, every segment is one free block once streams gave back their loans, and the figures say so."""
+    pool.check()
+    pool.coalesce()
     pool.check()
     report = pool.inspect()
     assert (report.live_blocks, report.allocated_bytes, report.requested_bytes) == (0, 0, 0)

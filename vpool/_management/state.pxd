@@ -1,7 +1,7 @@
 """The state of a pool: its stream slots, segments and counters, and what a request carries along."""
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
-from vpool._base.lock cimport SpinLock
+from vpool._base.lock cimport SpinLock, spin_lock, spin_unlock
 from vpool._base.turn cimport Turn
 from vpool._base.types cimport MAX_SLOTS, BlockId
 from vpool._management.arena cimport Arena
@@ -107,3 +107,18 @@ cdef struct CoreState:
     Turn crossing_turn
     Slot* table                   # [MAX_SLOTS]
     Arena* arenas[<int> MAX_SLOTS]
+
+
+cdef inline void lock_all(CoreState* state) noexcept nogil:
+    """The pool's lock, then every arena's in the order of their slots."""
+    cdef uint32_t slot
+    spin_lock(&state.lock)
+    for slot in range(state.slots):
+        spin_lock(&state.arenas[slot].lock)
+
+
+cdef inline void unlock_all(CoreState* state) noexcept nogil:
+    cdef uint32_t slot
+    for slot in range(state.slots):
+        spin_unlock(&state.arenas[slot].lock)
+    spin_unlock(&state.lock)
