@@ -75,7 +75,7 @@ cdef class StreamTable:
         """
         if stream is None:
             stack = getattr(_defaults, "stack", None)
-            stream = stack[-1] if stack else None
+            stream = stack[len(stack) - 1] if stack else None
             if stream is None:
                 return 0
         if isinstance(stream, int):
