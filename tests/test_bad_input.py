@@ -44,7 +44,7 @@ NO_ALIGNMENTS = [
 ]
 NO_ADDRESSES = [(1.5, TypeError), ("0", TypeError), (None, TypeError), (True, TypeError), (b"", TypeError)]
 FOREIGN_ADDRESSES = [1, 256, -1, -(2**80), 2**63, 2**64 - 256, 2**64 - 1, 2**64, 2**100]
-NO_STREAMS = [(1.5, TypeError), ("7", TypeError), (True, TypeError), (object(), TypeError), (-1, ValueError),
+NO_STREAMS = [(1.5, TypeError), ("7", ValueError), (True, TypeError), (object(), TypeError), (-1, ValueError),
               (2**64, ValueError)]  # fmt: skip
 
 

@@ -182,12 +182,20 @@ class TestRefusedReturns:
         assert_nothing_lost(machine, pool)
 
     def test_memory_that_went_back_is_not_lent_again_where_only_the_current_device_is_not_restored(self):
-        machine = FakeMachine()
-        pool = vpool.Pool(vpool.Dynamic(initial="1MiB"), source=machine.source)
-        pool.deallocate(pool.allocate(100))
-        machine.driver.fail("set_device", ILLEGAL_ADDRESS, after=1)
+        def idle_pool():
+            machine = FakeMachine()
+            pool = vpool.Pool(vpool.Dynamic(initial="1MiB"), source=machine.source)
+            pool.deallocate(pool.allocate(100))
+            return machine, pool, machine.driver.calls()["set_device"][0]
+
+        machine, pool, before = idle_pool()
+        pool.close()
+        switches = machine.driver.calls()["set_device"][0] - before
+        machine, pool, _ = idle_pool()
+        machine.driver.fail("set_device", ILLEGAL_ADDRESS, after=switches - 1)
         with pytest.raises(vpool.SourceError):
             pool.close()
+        assert machine.driver.calls()["set_device"][1] == 1
         assert machine.driver.calls()["free"][:2] == (1, 0)
         assert machine.used == pool.stats.reserved_bytes == 0
 

@@ -164,28 +164,55 @@ def test_a_block_of_a_stream_can_be_freed_from_any(pool, freed_on):
     assert_whole(pool)
 
 
-def test_memory_freed_on_one_stream_is_not_lent_on_another(pool):
-    ptr = pool.allocate(1000, stream=7)
+def test_memory_freed_on_one_stream_serves_another_once_its_work_is_complete(pool):
+    """By proof: nobody waits."""
+    driver = pool.source.driver
+    ptr = pool.allocate(MIB, stream=7)
+    driver.queue_work(7)
     pool.deallocate(ptr, stream=7)
-    assert pool.allocate(1000, stream=8) != ptr
-    assert pool.allocate(1000, stream=7) == ptr
+    driver.complete(7)
+    assert pool.allocate(MIB, stream=8) == ptr
+    assert live_rows(pool)["stream"].tolist() == [8]
+    assert pool.crossings == {"crossings": 1, "waits": 0, "overwaits": 0, "drains": 0}
+    assert pool.stats.source_calls == 1
+    assert driver.calls()["stream_wait_event"][0] == driver.calls()["synchronize"][0] == 0
 
 
-def test_a_stream_that_used_a_block_of_another_is_waited_for(pool):
-    ptr = pool.allocate(1000, stream=7)
-    before = pool.source.driver.calls()["synchronize"][0]
-    pool.deallocate(ptr, stream=9)
-    assert pool.source.driver.calls()["synchronize"][0] == before + 1
+def test_memory_freed_on_one_stream_serves_another_behind_an_event_while_its_work_goes_on(pool):
+    driver = pool.source.driver
+    ptr = pool.allocate(MIB, stream=7)
+    queued = driver.queue_work(7)
+    pool.deallocate(ptr, stream=7)
+    assert not driver.ordered(8, 7, queued)
+    assert pool.allocate(MIB, stream=8) == ptr
+    assert driver.ordered(8, 7, queued)
+    assert pool.crossings == {"crossings": 1, "waits": 1, "overwaits": 0, "drains": 0}
+    assert pool.stats.source_calls == 1
 
 
-def test_per_thread_default_streams_of_two_threads_are_two_streams(pool):
-    pool.allocate(1000, stream=2)
-    thread = threading.Thread(target=pool.allocate, args=(1000,), kwargs={"stream": 2})
+def test_freeing_on_another_stream_makes_no_driver_call_and_gives_that_stream_the_memory(pool):
+    class Framework:
+        cuda_stream = 9
+
+    stream = Framework()
+    ptr = pool.allocate(MIB, stream=7)
+    pool.deallocate(pool.allocate(100, stream=stream), stream=stream)
+    before = pool.source.driver.calls()
+    pool.deallocate(ptr, stream=stream)
+    assert pool.allocate(MIB, stream=stream) == ptr, "it is that stream's own now"
+    assert pool.source.driver.calls() == before
+    assert live_rows(pool)["stream"].tolist() == [9]
+
+
+def test_per_thread_default_streams_of_two_threads_are_two_streams_that_share_by_proof(pool):
+    first = pool.allocate(MIB // 2, stream=2)
+    assert pool.crossings["crossings"] == 0
+    thread = threading.Thread(target=pool.allocate, args=(MIB // 2,), kwargs={"stream": 2})
     thread.start()
     thread.join()
-    report = pool.inspect()
-    assert report.segments == 2
-    assert len(set(report.blocks[report.blocks["state"] == "live"]["segment"])) == 2
+    assert pool.crossings == {"crossings": 1, "waits": 0, "overwaits": 0, "drains": 0}
+    assert live_rows(pool)["address"].tolist() == [first, first + MIB // 2]
+    assert pool.inspect().segments == 1
 
 
 @pytest.mark.usefixtures("no_default_pools")

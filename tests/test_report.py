@@ -167,8 +167,9 @@ class TestLargestAllocatable:
             pool.allocate(MIB)
             report = pool.inspect()
             assert report.largest_allocatable() == report.largest_allocatable(0) == SEGMENT - MIB
-            assert report.largest_allocatable(7) == 0
-            assert report.largest_allocatable(1) == SEGMENT - MIB, "1 is another spelling of the default stream"
+            assert report.largest_allocatable(7) == SEGMENT - MIB, "what one stream has free serves every other"
+            assert pool.allocate(SEGMENT - MIB, stream=7)
+            assert pool.inspect().largest_allocatable() == pool.inspect().largest_allocatable(7) == 0
 
     def test_of_a_full_pool(self):
         with simulated_pool(MIB, initial=MIB) as pool:
@@ -193,12 +194,15 @@ class TestBlocks:
                 pool.deallocate(ptr)
             report = pool.inspect()
             assert report.segments > 3
+            streams = []
             for number, segment in enumerate(report.segment_table):
                 mine = report.blocks[report.blocks["segment"] == number]
                 assert mine["address"][0] == segment["address"]
                 assert np.array_equal(mine["address"][1:], (mine["address"] + mine["nbytes"])[:-1])
                 assert mine["nbytes"].sum() == segment["nbytes"]
-                assert set(mine["stream"]) == {segment["stream"]}
+                streams.append(set(mine["stream"].tolist()))
+            assert set.union(*streams) == {0, 2}
+            assert {0, 2} in streams, "streams lend one another parts of a segment"
 
 
 class TestForms:

@@ -1,5 +1,6 @@
 """A million random operations against a light model."""
 
+import gc
 import random
 
 import numpy as np
@@ -76,9 +77,20 @@ def test_other_mixes_of_sizes(sizes):
         assert stress(pool, OPERATIONS // 10, sizes, 5_000, seed=2) == 0
 
 
+@pytest.fixture
+def little_garbage():
+    """A collection, which each request that fails makes, looks at nothing that was there before."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("little_garbage")
 def test_a_pool_that_keeps_running_out():
     with simulated_pool("256MiB", initial=0) as pool:
         assert stress(pool, 60_000, every_scale, 1_000, seed=3) > 100
+        assert pool.stats.ooms == pool.ladder["wait for pending work"][0] > 100
 
 
 @pytest.mark.parametrize("factor", [1.1, 2.0])
