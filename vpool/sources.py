@@ -20,10 +20,13 @@ _cuda_driver = None
 _cuda_missing = None
 
 
-def _load_cuda():
-    """The one driver table of this process's CUDA; SourceError where there is none."""
+def _load_cuda(again=False):
+    """The one driver table of this process's CUDA; SourceError where there is none.
+
+    A failure is remembered, unless the caller wants CUDA and nothing else: then it is tried `again`.
+    """
     global _cuda_driver, _cuda_missing
-    if _cuda_driver is None and _cuda_missing is None:
+    if _cuda_driver is None and (again or _cuda_missing is None):
         try:
             from vpool._storage.cuda_driver import CudaDriver
 
@@ -50,7 +53,10 @@ def Cuda(device=None):
     ValueError
         For a device that is not there; the message says how many there are.
     """
-    driver = _load_cuda()
+    return _cuda_source(_load_cuda(again=True), device)
+
+
+def _cuda_source(driver, device):
     return Source(driver, "cuda", _ordinal(driver, device))
 
 
@@ -113,7 +119,7 @@ def resolve(source=None, device=None):
         return source
     if source is None:
         try:
-            return Cuda(device)
+            return _cuda_source(_load_cuda(), device)
         except SourceError:
             source = "host"
     if not isinstance(source, str):

@@ -479,10 +479,10 @@ cdef class Pool:
                 logger.warning("pool %r, closed: %s", self.name, error)
 
 
-cdef inline bint put_record(Arena* arena, BlockId block_id, uint16_t generation) noexcept nogil:
+cdef inline bint put_record(Arena* arena, BlockId block_id, uint16_t generation, uint64_t address) noexcept nogil:
     """Take a block back by its record, if that is still the block it was.  The arena's lock is held."""
     cdef Block* block = &arena.blocks[block_id]
-    if block.state != BLOCK_LIVE or block.generation != generation:
+    if block.state != BLOCK_LIVE or block.generation != generation or block.address != address:
         return False
     index_remove(arena, block.address)
     hit_put(arena, block_id)
@@ -528,12 +528,12 @@ cdef class Buffer:
         cdef Arena* arena = self.arena
         cdef bint mine
         if likely(spin_try(&arena.lock)):
-            mine = put_record(arena, self.block_id, self.generation)
+            mine = put_record(arena, self.block_id, self.generation, self.address)
             spin_unlock(&arena.lock)
         else:
             with nogil:
                 spin_lock(&arena.lock)
-                mine = put_record(arena, self.block_id, self.generation)
+                mine = put_record(arena, self.block_id, self.generation, self.address)
                 spin_unlock(&arena.lock)
         self.block_id = 0
         return mine

@@ -126,20 +126,28 @@ cdef class StreamTable:
                 # The handle came back: the stream that had it is gone.
                 self.core.state.table[before].gone = True
             with nogil:
-                if self.core.state.slots >= ENOUGH_SLOTS and not thread:
-                    slot = self.core.reopen_slot(handle, unique_id, False)
+                if self.core.state.slots >= ENOUGH_SLOTS:
+                    slot = self.core.reopen_slot(handle, unique_id, thread, False)
                 if slot < 0:
                     slot = self.core.open_slot(handle, unique_id, thread)
-                if slot < 0 and not thread:
-                    slot = self.core.reopen_slot(handle, unique_id, True)
+                if slot < 0:
+                    slot = self.core.reopen_slot(handle, unique_id, thread, True)
             if slot < 0:
                 raise MemoryError(f"no slot left for stream {handle:#x}: {self.core.state.slots} are in use")
+            self._drop(slot)
             if thread:
                 self.by_thread[thread] = slot
+                if not hasattr(_defaults, "ends"):
+                    _defaults.ends = _ThreadEnd()
+                _defaults.ends.slots.append((weakref.ref(self), slot, thread))
             else:
-                self._drop(slot)
                 self.by_handle[handle] = slot
         return slot
+
+    def thread_ended(self, int slot, thread):
+        """A thread is over, and with it its per-thread default stream; nothing can be queued there any more."""
+        if self.by_thread.pop(thread, None) == slot:
+            self.core.state.table[slot].gone = True
 
     def _drop(self, slot):
         """Forget whatever led to a slot."""
@@ -157,6 +165,19 @@ cdef class StreamTable:
                 self._drop(slot)
             with nogil:
                 self.core.retire_slot(slot)
+
+
+class _ThreadEnd:
+    """Lives in a thread's local storage, which is dropped when the thread ends."""
+
+    def __init__(self):
+        self.slots = []
+
+    def __del__(self):
+        for reference, slot, thread in self.slots:
+            table = reference()
+            if table is not None:
+                table.thread_ended(slot, thread)
 
 
 class _Forgetting:

@@ -2,7 +2,7 @@
 cimport cython
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
-from vpool._base.lock cimport atomic_add, atomic_read, spin_lock, spin_unlock
+from vpool._base.lock cimport atomic_add, atomic_read, atomic_write, spin_lock, spin_unlock
 from vpool._base.memory cimport lazy_release, lazy_reserve
 from vpool._base.turn cimport turn_destroy, turn_give, turn_init, turn_take
 from vpool._base.types cimport (
@@ -242,27 +242,34 @@ cdef class Core:
         self.state.table[slot].gone = True
         turn_give(&self.state.crossing_turn)
 
-    cdef int reopen_slot(self, uint64_t stream, uint64_t unique_id, bint may_drain) noexcept nogil:
+    cdef int reopen_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread, bint may_drain) noexcept nogil:
         """Give a slot whose stream is gone to another stream; its number, or -1 where there is none.
 
-        Nothing of the old stream may be left: no live, pending or lent block, and every free complete.
+        Nothing of the old stream may be left: no live, pending or lent block, no free that is not
+        complete, and no work, since blocks of other slots may have been recorded for it.
         """
         cdef CoreState* state = &self.state
-        cdef uint32_t slot
+        cdef uint32_t slot, freer
         cdef int found = -1
         turn_take(&state.crossing_turn)
+        for slot in range(1, state.slots):
+            if not order_reachable(self.source, &state.table[slot]) and not state.table[slot].thread:
+                state.table[slot].gone = True
         if not may_drain or order_drain(state, self.source) == STATUS_OK:
             cross_recall(state, self.source)
             for slot in range(1, state.slots):
-                if state.table[slot].unique_id and not order_reachable(self.source, &state.table[slot]):
-                    order_poll(state, self.source, slot)
-                    cross_ready(state, self.source, state.arenas[slot])
-                    if arena_at_rest(state.arenas[slot], atomic_read(state.table[slot].done)):
-                        state.table[slot].stream = stream
-                        state.table[slot].unique_id = unique_id
-                        state.table[slot].gone = False
-                        found = slot
-                        break
+                if state.table[slot].quiet and arena_at_rest(
+                        state.arenas[slot], atomic_read(state.table[slot].done)):
+                    # What the old stream waited for, the new one does not.
+                    for freer in range(state.slots):
+                        atomic_write(state.table[slot].waited[freer], 0)
+                    state.table[slot].stream = stream
+                    state.table[slot].unique_id = unique_id
+                    state.table[slot].thread = thread
+                    state.table[slot].gone = False
+                    state.table[slot].quiet = False
+                    found = slot
+                    break
         turn_give(&state.crossing_turn)
         return found
 
@@ -415,9 +422,9 @@ cdef class Core:
         cdef int status
         turn_take(&self.state.crossing_turn)
         status = order_drain(&self.state, self.source)
-        if status == STATUS_OK:
-            cross_recall(&self.state, self.source)
-            # What came home and merged has new stamps; the device is idle, so this costs little.
+        # What came home and merged has new stamps, and may have a second way home before it, past a stream
+        # that is gone and cannot be asked; the device is idle, so this costs little.
+        while status == STATUS_OK and cross_recall(&self.state, self.source):
             status = order_drain(&self.state, self.source)
         turn_give(&self.state.crossing_turn)
         return status

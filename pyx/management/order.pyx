@@ -122,6 +122,7 @@ cdef int order_drain(CoreState* state, Source source) noexcept nogil:
         # Raised first, so that a free from here on is not taken for complete.
         number = atomic_exchange(state.arenas[freer].sequence, atomic_read(state.arenas[freer].sequence) + 1)
         state.table[freer].draining = number
+        state.table[freer].ending = state.table[freer].gone
     atomic_add(state.drains, 1)
     status = source.synchronize()
     if status == STATUS_OK:
@@ -129,6 +130,8 @@ cdef int order_drain(CoreState* state, Source source) noexcept nogil:
             if state.table[freer].draining > atomic_read(state.table[freer].done):
                 atomic_write(state.table[freer].done, state.table[freer].draining)
             state.table[freer].marker_count = 0
+            if state.table[freer].ending:
+                state.table[freer].quiet = True
     return status
 
 

@@ -13,6 +13,7 @@ cdef class StreamTable:
     cdef dict by_handle           # handle -> slot of the stream that has it now
     cdef dict by_thread           # thread number -> slot of its per-thread default stream
     cdef object changing          # threading.Lock of the three
+    cdef object __weakref__
 
     cdef int slot_of(self, stream) except -1
     cdef int slot_of_handle(self, uint64_t handle) except -1

@@ -19,7 +19,7 @@ cdef class Core:
 
     cdef int open_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread) noexcept nogil
     cdef void retire_slot(self, int slot) noexcept nogil
-    cdef int reopen_slot(self, uint64_t stream, uint64_t unique_id, bint may_drain) noexcept nogil
+    cdef int reopen_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread, bint may_drain) noexcept nogil
     cdef void settle(self) noexcept nogil
     cdef uint64_t may_take(self, uint64_t least, uint64_t most, uint16_t tag) noexcept nogil
     cdef void not_taken(self, uint64_t nbytes) noexcept nogil

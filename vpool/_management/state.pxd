@@ -51,13 +51,15 @@ cdef struct Slot:
     uint64_t unique_id            # what the driver calls it for good; 0: a default stream, always there
     uint64_t thread               # whose per-thread default stream it is, 0 for other streams
     bint gone                     # destroyed: its handle is never used again
+    bint quiet                    # and the device was waited for since: nothing of it can still run
     # Order of its work.  `done` and `waited` only rise and are read without a lock: a stale value
     # proves less, never something false.  All is written by whoever has the pool's crossing turn.
     uint64_t done                 # frees stamped up to this are complete
     uint64_t* waited              # [slot]: work queued here from now on comes after that slot's frees up to this
     Marker markers[<int> MARKERS]        # recorded and not known complete, oldest first
     int marker_count
-    uint64_t draining             # of `order_drain`, between its two passes
+    uint64_t draining             # these two of `order_drain`, between its passes
+    bint ending
 
 cdef struct Request:
     # In: what is asked for.

@@ -13,7 +13,7 @@ from vpool.strategies import Dynamic
 HELP = "Replay a recorded training run through a pool on the best source here, and check every byte."
 
 # Real memory is written and verified, so sizes are scaled down to what takes a few seconds.
-_MOST = {"host": 512 << 20, "cuda": 1 << 30}
+_MOST = {"host": 512 << 20, "cuda": 512 << 20}
 _SHARE_OF_FREE = 8
 _STRATEGIES = {
     "dynamic, growth 1.25": Dynamic(growth=1.25),
