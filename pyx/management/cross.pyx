@@ -144,12 +144,13 @@ cdef bint _recall_from(CoreState* state, Source source, Arena* arena) noexcept n
     return any
 
 
-cdef void cross_recall(CoreState* state, Source source) noexcept nogil:
-    """Free what is pending and ready, and send every extent home that is one free block.
+cdef bint cross_recall(CoreState* state, Source source) noexcept nogil:
+    """Free what is pending and ready, and send every extent home that is one free block; whether there was any.
 
     Each can make more of the other possible, so it goes on until neither does.
     """
     cdef uint32_t slot
+    cdef bint any = False
     cdef bint again = True
     while again:
         again = False
@@ -158,6 +159,8 @@ cdef void cross_recall(CoreState* state, Source source) noexcept nogil:
                 again = True
             if _recall_from(state, source, state.arenas[slot]):
                 again = True
+        any = any or again
+    return any
 
 
 cdef bint _isolate_some(CoreState* state, Arena* arena) noexcept nogil:

@@ -10,7 +10,7 @@ from vpool._storage.source cimport Source
 cdef bint cross_ready(CoreState* state, Source source, Arena* arena) noexcept nogil
 cdef BlockId cross_steal(CoreState* state, Source source, Request* request) noexcept nogil
 cdef BlockId cross_merge(CoreState* state, Source source, Request* request) noexcept nogil
-cdef void cross_recall(CoreState* state, Source source) noexcept nogil
+cdef bint cross_recall(CoreState* state, Source source) noexcept nogil
 
 # Without any turn or lock.
 cdef bint cross_free(CoreState* state, uint64_t address, uint16_t freer) noexcept nogil
