@@ -142,7 +142,22 @@ cdef int _event_record(void* context, uint64_t event, uint64_t stream) noexcept 
 
 
 cdef bint _is_complete(Streams* streams, SimulatedEvent* event) noexcept nogil:
-    return event.stream < 0 or streams.streams[event.stream].complete >= event.position
+    """Whether all that comes before an event is: also what its stream waited for, if it had no work of its own."""
+    cdef int i
+    if event.stream < 0:
+        return True
+    for i in range(streams.count if event.clock != NULL else 0):
+        if streams.streams[i].complete < event.clock[i]:
+            return False
+    return streams.streams[event.stream].complete >= event.position
+
+
+cdef void _complete_before(Streams* streams, const uint64_t* clock) noexcept nogil:
+    """Complete what a clock says: work is never complete before that which its stream waited for."""
+    cdef int i
+    for i in range(streams.count if clock != NULL else 0):
+        if streams.streams[i].complete < clock[i]:
+            streams.streams[i].complete = clock[i]
 
 
 cdef int _event_query(void* context, uint64_t event) noexcept nogil:
@@ -164,7 +179,9 @@ cdef int _event_synchronize(void* context, uint64_t event) noexcept nogil:
     spin_lock(&streams.lock)
     # Waiting is what makes simulated work complete.
     if not _is_complete(streams, awaited):
-        streams.streams[awaited.stream].complete = awaited.position
+        _complete_before(streams, awaited.clock)
+        if streams.streams[awaited.stream].complete < awaited.position:
+            streams.streams[awaited.stream].complete = awaited.position
     spin_unlock(&streams.lock)
     return STATUS_OK
 
@@ -273,27 +290,58 @@ cdef class StreamedDriver(Driver):
         return self.streams.streams[found].queued
 
     def complete(self, stream=None, upto=None):
-        """Tell that the work of a stream, or of all, is complete: all of it, or its first `upto` pieces."""
+        """Tell that the work of a stream, or of all, is complete: all of it, or its first `upto` pieces.
+
+        With it whatever the stream waited for so far.
+        """
+        cdef SimulatedStream* done
         if stream is None:
             _synchronize_all(self.streams)
             return
-        found = self.index_of(stream)
-        self.streams.streams[found].complete = self.streams.streams[found].queued if upto is None else upto
+        done = &self.streams.streams[self.index_of(stream)]
+        spin_lock(&self.streams.lock)
+        _complete_before(self.streams, done.clock)
+        done.complete = done.queued if upto is None else upto
+        spin_unlock(&self.streams.lock)
 
-    def ordered(self, stream, other, position):
+    def number_of(self, stream):
+        """What a stream is called for good: `finished` and `ordered` know it after it was destroyed, too."""
+        return self.index_of(stream)
+
+    def finished(self, int number, uint64_t position):
+        """Whether the first `position` pieces of the stream of that number are complete."""
+        return self.streams.streams[self._checked(number)].complete >= position
+
+    def wait(self, stream, int number):
+        """What a program does by an event: make a stream wait for what is queued so far on another, by its number."""
+        cdef SimulatedStream* other = &self.streams.streams[self._checked(number)]
+        cdef SimulatedStream* waiting = &self.streams.streams[self.index_of(stream)]
+        if waiting.clock == NULL:
+            waiting.clock = <uint64_t*> calloc(MOST_STREAMS, sizeof(uint64_t))
+        if waiting.clock == NULL or not _advance(&waiting.clock, other.clock):
+            raise MemoryError("no memory for a simulated stream's clock")
+        waiting.clock[number] = other.queued
+
+    def ordered(self, stream, other, position, *, number=None):
         """Whether work queued now on a stream comes after the first `position` pieces of another's.
 
         Either they are complete, or the stream has waited, also through third streams, for an event
-        that was recorded behind them.
+        that was recorded behind them.  The other is named by its handle, or if that is None by its
+        number.
         """
         cdef int mine = self.index_of(stream)
-        cdef int theirs = self.index_of(other)
+        cdef int theirs = self._checked(number) if other is None else self.index_of(other)
         cdef SimulatedStream* waiting = &self.streams.streams[mine]
         return (
             mine == theirs
             or self.streams.streams[theirs].complete >= position
             or (waiting.clock != NULL and waiting.clock[theirs] >= position)
         )
+
+    def _checked(self, number):
+        if not 0 <= number < self.streams.count:
+            raise ValueError(f"no stream has number {number}")
+        return number
 
     cdef void queue_at(self, int stream) noexcept nogil:
         self.streams.streams[stream].queued += 1
