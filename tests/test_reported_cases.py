@@ -31,7 +31,7 @@ PROSE = {
     "fork_after_first_use": "to come with life and death: processes",
     "four_threads_one_stream": "test_prose_cases.py::test_four_threads_one_stream",
     "hundred_thousand_size_classes": "test_prose_cases.py::test_hundred_thousand_size_classes",
-    "initial_larger_than_device_is_an_error": "test_reported_cases.py::test_a_construction_that_must_fail",
+    "initial_larger_than_device_is_an_error": "test_prose_cases.py::test_initial_larger_than_device_is_an_error",
     "numba_plugin_contract": "to come with the frameworks",
     "pool_alive_at_exit": "test_prose_cases.py::test_pool_alive_at_exit",
     "pool_context_is_per_thread": "to come with the frameworks",
