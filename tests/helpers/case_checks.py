@@ -183,7 +183,7 @@ def construction_fails(runner):
     """No pool is made, the message says why, and nothing was taken of the device; a smaller one can be made."""
     kinds = tuple(kinds_of(runner.checks["construct_raises"]))
     options = runner.case.get("options", {})
-    source = vpool.sources.Simulated(options.get("device_total") or runner.case["capacity"])
+    source = vpool.sources.Simulated(options.get("device_total") or runner.case.get("capacity") or None)
     with pytest.raises(kinds) as caught:
         runner.make_pool(source)
     if "initial" in options:

@@ -74,13 +74,13 @@ def needs_of(case):
 def pool_of(case, source):
     """The pool that a case describes."""
     options = case.get("options", {})
-    capacity, total = case["capacity"], options.get("device_total")
+    capacity, total = case.get("capacity") or 0, options.get("device_total")
     # Where the case gives the device's size and 80% of it as the capacity, the default limit is the subject.
     is_share = total is not None and (capacity == 0 or abs(capacity - 0.8 * total) < 256)
-    limit = 0.8 if is_share else capacity
+    limit = 0.8 if is_share else capacity or 1.0
     growth = options.get("growth", 1.5)
     growth = max(float(growth), 1.0001) if growth <= 16 else int(growth)
-    if case["strategy"] == "fixed":
+    if case.get("strategy") == "fixed":
         return vpool.Pool(vpool.Dynamic(initial=capacity, limit=limit), source=source)
     return vpool.Pool(vpool.Dynamic(initial=options.get("initial", 0), growth=growth, limit=limit), source=source)
 
@@ -104,9 +104,8 @@ class Device:
 
     def __init__(self, case, reuse_handles=False):
         options = case.get("options", {})
-        self.source = vpool.sources.Simulated(
-            options.get("device_total") or case["capacity"], base_offset=options.get("upstream_base_offset", 0)
-        )
+        capacity = options.get("device_total") or case.get("capacity") or None
+        self.source = vpool.sources.Simulated(capacity, base_offset=options.get("upstream_base_offset", 0))
         self.driver = self.source.driver
         self.pool = pool_of(case, self.source)
         self.handles = {}
