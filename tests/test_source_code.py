@@ -134,7 +134,7 @@ def stub_signatures(path):
 def cython_signatures(path):
     """The same of a Cython module, from its text: its types may hide their signatures at run time."""
     signatures = {}
-    pattern = r"^cdef class (?P<cls>\w+)|^(?P<indent> *)def (?P<name>\w+)\((?P<args>.*?)\):$"
+    pattern = r"^(?:cdef )?class (?P<cls>\w+)|^(?P<indent> *)def (?P<name>\w+)\((?P<args>.*?)\):$"
     cls = ""
     for found in re.finditer(pattern, path.read_text(), re.MULTILINE | re.DOTALL):
         if found["cls"]:
@@ -144,7 +144,7 @@ def cython_signatures(path):
         for arg in found["args"].replace(" not None", "").split(","):
             name, _, default = arg.partition("=")
             if name.strip() not in ("", "*"):
-                args[name.split()[-1]] = default.strip() or None
+                args[name.split()[-1]] = default.strip().replace('"', "'") or None
         signatures[cls if found["indent"] else "", found["name"]] = args
     return signatures
 

@@ -219,7 +219,7 @@ class _Run:
         )
 
     def _peak_allocated(self, stats):
-        """The most bytes lent at once.  The pool's figure adds up its streams' own peaks, so that of one stream counts."""
+        """The most bytes lent at once.  The pool's figure is that where there is one stream: it adds up their peaks."""
         if self.oom is not None or not self.trace.stream.any():
             return stats.peak_allocated_bytes
         rounded = (self.trace.bytes.astype(np.int64) + 255) // 256 * 256
@@ -268,8 +268,9 @@ class _Run:
     def _stopped_at(self, event):
         if self.replayer.mismatch >= 0:
             raise PatternError(f"event {event}: the block that is freed does not hold its pattern")
-        if self.replayer.source_failed:
-            raise SourceError(f"event {event}: the source failed: {self.replayer.source_failed}", self.replayer.source_failed)
+        name = self.replayer.source_failed
+        if name:
+            raise SourceError(f"event {event}: the source failed: {name}", name)
         live = int(self.trace.live_bytes[event - 1]) if event else 0
         self.oom = {"event": event, "requested": int(self.trace.bytes[event]), "live_bytes": live}
         self.worst = self.pool.inspect()

@@ -1,21 +1,22 @@
-import numpy as np
-from numpy.typing import NDArray
-
 from vpool._interface.pool import Pool
+from vpool.trace import Trace
 
 class Replayer:
     def __init__(
         self,
         pool: Pool,
-        op: NDArray[np.uint8],
-        number: NDArray[np.uint32],
-        nbytes: NDArray[np.uint64],
-        allocations: int,
+        trace: Trace,
+        streams: list[int],
+        pessimistic: bool = False,
         patterns: bool = False,
     ) -> None: ...
     @property
     def nanoseconds(self) -> int: ...
     @property
+    def verified(self) -> int: ...
+    @property
     def mismatch(self) -> int: ...
+    @property
+    def source_failed(self) -> str | None: ...
     def run(self, begin: int, end: int) -> int: ...
     def finish(self) -> bool: ...

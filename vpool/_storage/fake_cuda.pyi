@@ -1,6 +1,6 @@
-from vpool._storage.driver import Driver
+from vpool._storage.simulated_streams import StreamedDriver
 
-class FakeCudaDriver(Driver):
+class FakeCudaDriver(StreamedDriver):
     def __new__(cls, capacity: int, devices: int = 1) -> FakeCudaDriver: ...
     def used(self, device: int = 0) -> int: ...
     @property

@@ -1,4 +1,4 @@
-from vpool._storage.driver import Driver
+from vpool._storage.simulated_streams import StreamedDriver
 
-class HostDriver(Driver):
+class HostDriver(StreamedDriver):
     def __new__(cls) -> HostDriver: ...

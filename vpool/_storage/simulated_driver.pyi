@@ -1,6 +1,6 @@
-from vpool._storage.driver import Driver
+from vpool._storage.simulated_streams import StreamedDriver
 
-class SimulatedDriver(Driver):
+class SimulatedDriver(StreamedDriver):
     def __new__(cls, capacity: int, base_offset: int = 0) -> SimulatedDriver: ...
     @property
     def used(self) -> int: ...
