@@ -9,7 +9,7 @@ from libc.stdint cimport uint16_t, uint64_t
 from libc.string cimport memset
 
 from vpool._base.lock cimport spin_lock, spin_try, spin_unlock
-from vpool._base.types cimport BLOCK_LIVE, GRANULE, Block, BlockId, likely, round_up
+from vpool._base.types cimport GRANULE, BlockId, likely, round_up
 from vpool._interface.arguments cimport address_of, checked_alignment, size_of
 from vpool._interface.diagnosis cimport source_error, stray
 from vpool._interface.pressure cimport Pressure
@@ -18,7 +18,7 @@ from vpool._interface.streams cimport StreamTable, defaults_in_use
 from vpool._management.arena cimport Arena
 from vpool._management.core cimport Core, core_deallocate
 from vpool._management.cross cimport cross_free, cross_free_record, cross_use
-from vpool._management.hit cimport hit_put, hit_take
+from vpool._management.hit cimport hit_put, hit_put_record, hit_take
 from vpool._management.index cimport index_remove
 from vpool._management.state cimport STATE_CLOSED, Request
 from vpool._management.walk cimport Broken, walk_check
@@ -479,16 +479,6 @@ cdef class Pool:
                 logger.warning("pool %r, closed: %s", self.name, error)
 
 
-cdef inline bint put_record(Arena* arena, BlockId block_id, uint16_t generation, uint64_t address) noexcept nogil:
-    """Take a block back by its record, if that is still the block it was.  The arena's lock is held."""
-    cdef Block* block = &arena.blocks[block_id]
-    if block.state != BLOCK_LIVE or block.generation != generation or block.address != address:
-        return False
-    index_remove(arena, block.address)
-    hit_put(arena, block_id)
-    return True
-
-
 @cython.final
 @cython.no_gc         # refers to its pool alone, which refers to no buffer: no cycle can form
 @cython.freelist(256)
@@ -528,12 +518,12 @@ cdef class Buffer:
         cdef Arena* arena = self.arena
         cdef bint mine
         if likely(spin_try(&arena.lock)):
-            mine = put_record(arena, self.block_id, self.generation, self.address)
+            mine = hit_put_record(arena, self.block_id, self.generation, self.address)
             spin_unlock(&arena.lock)
         else:
             with nogil:
                 spin_lock(&arena.lock)
-                mine = put_record(arena, self.block_id, self.generation, self.address)
+                mine = hit_put_record(arena, self.block_id, self.generation, self.address)
                 spin_unlock(&arena.lock)
         self.block_id = 0
         return mine

@@ -8,7 +8,7 @@ from libc.stdint cimport uint16_t, uint64_t
 from vpool._base.types cimport BLOCK_LIVE, Block, BlockId, unlikely
 from vpool._management.arena cimport Arena
 from vpool._management.freelist cimport freelist_find, freelist_remove, freelist_resize
-from vpool._management.index cimport index_insert
+from vpool._management.index cimport index_insert, index_remove
 from vpool._management.merge cimport merge_free
 from vpool._management.pending cimport pending_put
 from vpool._management.record cimport record_new
@@ -78,3 +78,13 @@ cdef inline void hit_put(Arena* arena, BlockId block_id) noexcept nogil:
         pending_put(arena, block_id)
     else:
         merge_free(arena, block_id)
+
+
+cdef inline bint hit_put_record(Arena* arena, BlockId block_id, uint16_t generation, uint64_t address) noexcept nogil:
+    """Take a block back by its record, if that is still the block it was."""
+    cdef Block* block = &arena.blocks[block_id]
+    if block.state != BLOCK_LIVE or block.generation != generation or block.address != address:
+        return False
+    index_remove(arena, block.address)
+    hit_put(arena, block_id)
+    return True
