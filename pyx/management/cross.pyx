@@ -78,19 +78,24 @@ cdef uint32_t _awaited(Arena* arena, uint64_t least, uint16_t* slots, uint64_t* 
     return count
 
 
+cdef void _prove(CoreState* state, Source source) noexcept nogil:
+    """Learn what is complete of all that blocks are pending for.
+
+    Asks by slot, not by block: no number of blocks that wait for one stream hides those that wait for another.
+    """
+    cdef uint32_t slot
+    for slot in range(state.slots):
+        if atomic_read(state.arenas[slot].wanted):
+            # Where no marker can be recorded the block stays pending, until somebody must wait.
+            order_mark(state, source, slot, atomic_read(state.arenas[slot].sequence))
+        order_poll(state, source, slot)
+
+
 cdef bint cross_ready(CoreState* state, Source source, Arena* arena) noexcept nogil:
     """Free the arena's pending blocks whose work is complete; whether there was one."""
-    cdef uint16_t slots[64]
-    cdef uint64_t numbers[64]
-    cdef uint32_t count, i
     if arena.pending_blocks == 0:
         return False
-    count = _awaited(arena, 0, slots, numbers, 64)
-    for i in range(count):
-        if not order_proved(state, arena.slot, slots[i], numbers[i]):
-            # Where no marker can be recorded the block stays pending, until somebody must wait.
-            order_mark(state, source, slots[i], numbers[i])
-            order_poll(state, source, slots[i])
+    _prove(state, source)
     return _sweep(state, arena)
 
 
@@ -154,8 +159,9 @@ cdef bint cross_recall(CoreState* state, Source source) noexcept nogil:
     cdef bint again = True
     while again:
         again = False
+        _prove(state, source)
         for slot in range(state.slots):
-            if cross_ready(state, source, state.arenas[slot]):
+            if _sweep(state, state.arenas[slot]):
                 again = True
             if _recall_from(state, source, state.arenas[slot]):
                 again = True
@@ -267,26 +273,33 @@ cdef BlockId cross_steal(CoreState* state, Source source, Request* request) noex
     return 0
 
 
-cdef BlockId cross_merge(CoreState* state, Source source, Request* request) noexcept nogil:
-    """Serve the request from what merges once loans are home and pending blocks are waited for."""
+cdef BlockId _take_own(Request* request) noexcept nogil:
     cdef Arena* arena = request.arena
-    cdef uint32_t slot
-    _recall_parts(state, source)
-    if not _order_pending(state, source, arena, request.nbytes):
-        _order_pending(state, source, arena, 0)
     spin_lock(&arena.lock)
     request.block_id = arena_take_aligned(arena, request.nbytes, request.requested, request.alignment, request.tag)
     if request.block_id:
         request.address = arena.blocks[request.block_id].address
     spin_unlock(&arena.lock)
-    if request.block_id:
-        return request.block_id
-    if cross_steal(state, source, request):
+    return request.block_id
+
+
+cdef BlockId cross_merge(CoreState* state, Source source, Request* request) noexcept nogil:
+    """Serve the request from what merges once loans are home and pending blocks are waited for."""
+    cdef Arena* arena = request.arena
+    cdef uint64_t least = request.nbytes
+    cdef uint32_t slot
+    _recall_parts(state, source)
+    while not _take_own(request):
+        if not _order_pending(state, source, arena, least):
+            if least == 0:
+                break
+            least = 0
+    if request.block_id or cross_steal(state, source, request):
         return request.block_id
     # Last, streams wait for others that have nothing to do with this request.
     for slot in range(state.slots):
-        if state.arenas[slot] != arena:
-            _order_pending(state, source, state.arenas[slot], 0)
+        while state.arenas[slot] != arena and _order_pending(state, source, state.arenas[slot], 0):
+            pass
     return cross_steal(state, source, request)
 
 

@@ -73,12 +73,14 @@ cdef int order_mark(CoreState* state, Source source, uint16_t freer, uint64_t nu
         status = source.create_event(&marker.event)
         if status != STATUS_OK:
             return status
+    atomic_write(state.arenas[freer].wanted, 0)
     # Raised before the record: see `Arena.sequence`.  An exchange, since a plain store could be seen
     # by other threads only after the record.
     number = atomic_exchange(state.arenas[freer].sequence, atomic_read(state.arenas[freer].sequence) + 1)
     status = source.driver.event_record(marker.event, slot.stream)
     if status != STATUS_OK:
         # The number is spent: nothing was proved for it, so its frees are covered by the next marker.
+        atomic_exchange(state.arenas[freer].wanted, 1)
         return status
     marker.number = number
     if slot.marker_count < MARKERS:

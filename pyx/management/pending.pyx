@@ -1,7 +1,7 @@
 """Pending blocks: freed, but a stream they were recorded for may still use them."""
 from libc.stdint cimport uint32_t, uint64_t
 
-from vpool._base.lock cimport atomic_read
+from vpool._base.lock cimport atomic_exchange, atomic_read
 from vpool._base.types cimport BLOCK_PENDING, FLAG_USED, Block, BlockId
 from vpool._management.arena cimport Arena, Dependency
 from vpool._management.merge cimport merge_free
@@ -74,6 +74,7 @@ cdef void pending_put(Arena* arena, BlockId block_id) noexcept nogil:
     cdef uint32_t number = arena.uses[block_id]
     while number:
         arena.dependencies[number].number = atomic_read(arena.dependencies[number].arena.sequence)
+        atomic_exchange(arena.dependencies[number].arena.wanted, 1)
         number = arena.dependencies[number].next
     _enlist(arena, block_id)
 
@@ -83,6 +84,8 @@ cdef bint pending_add(Arena* arena, BlockId block_id, Arena* user, uint64_t numb
     if not pending_use(arena, block_id, user):
         return False
     arena.dependencies[arena.uses[block_id]].number = number
+    if number >= atomic_read(user.sequence):
+        atomic_exchange(user.wanted, 1)
     _enlist(arena, block_id)
     return True
 

@@ -49,6 +49,9 @@ cdef struct Arena:
     # Raised by `order_mark` before it records the marker, so whatever was freed with a lower stamp is
     # covered by it: the work was queued before the free, the free before the raise.
     uint64_t sequence
+    # Whether a block became pending on a free that no marker covers yet.  Set after the stamp was read and
+    # cleared before `sequence` is raised, so that none is forgotten.
+    uint64_t wanted
     # Pending blocks, oldest first, linked like a free list; each has dependencies in `uses`.
     BlockId pending_first
     BlockId pending_last
