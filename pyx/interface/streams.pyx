@@ -158,8 +158,11 @@ cdef class StreamTable:
     def forget(self, stream):
         """Let go of a stream, best before it is destroyed: nothing that comes later inherits its slot."""
         cdef int slot
-        handle = stream_handle(stream)
-        slot = self.by_handle.get(handle, -1)
+        known = self.by_object.get(id(stream))
+        if known is not None and known[0]() is stream:
+            slot = known[1]                       # its handle may be another stream's by now
+        else:
+            slot = self.by_handle.get(stream_handle(stream), -1)
         if slot > 0:
             with self.changing:
                 self._drop(slot)
