@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import json
 import pkgutil
 import re
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import vpool
+from vpool.bench import bench
+from vpool.commands import COMMANDS, main
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -53,7 +56,7 @@ def test_signatures_are_those_of_the_stubs():
     signatures = {}
     for cls in (node for node in stub.body if isinstance(node, ast.ClassDef)):
         for method in (node for node in cls.body if isinstance(node, ast.FunctionDef) and not node.decorator_list):
-            for arg in method.args.args:
+            for arg in method.args.args + method.args.kwonlyargs:
                 arg.annotation = None
             name = "" if method.name in ("__new__", "__init__") else method.name
             args = ast.unparse(method.args).replace("=", " = ")
@@ -76,6 +79,42 @@ def test_examples_of_pages(page):
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_of_docstrings(module):
     assert not doctest.testmod(importlib.import_module(module), verbose=False).failed
+
+
+def documented(command):
+    """Options and keys that the page of the commands has for one."""
+    text = (DOCS / "commands.rst").read_text()
+    (section,) = re.findall(
+        rf"^vpool {command}\b[^\n]*\n-+\n(.*?)(?=^vpool \w+[^\n]*\n---|\Z)", text, re.MULTILINE | re.DOTALL
+    )
+    (keys,) = re.findall(r"^Keys: (.*?)(?:\n\n|\Z)", section, re.MULTILINE | re.DOTALL)
+    names = re.findall(r"``([a-z]\w*)``", re.sub(r"\([^)]*\)", "", keys))
+    return set(re.findall(r"^``(--[\w-]+)``$", section, re.MULTILINE)), names
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_have_the_options_that_are_documented(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    offered = set(re.findall(r"(?<![\w-])--[a-z-]+", capsys.readouterr().out))
+    assert documented(command)[0] == offered - {"--help", "--json"}
+
+
+def test_every_command_is_documented():
+    assert re.findall(r"^vpool (\w+).*\n---", (DOCS / "commands.rst").read_text(), re.MULTILINE) == list(COMMANDS)
+
+
+def test_results_have_the_keys_that_are_documented(capsys):
+    def keys_of(*arguments):
+        assert main([*arguments, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    trace = str(Path(vpool.data.__file__).with_name("two_streams.npz"))
+    assert documented("replay")[1] == list(keys_of("replay", trace))
+    assert documented("doctor")[1] == list(keys_of("doctor"))
+    result = bench(scale=0.001)
+    assert documented("bench")[1] == [*result, *result["rows"][0]]
+    assert documented("demo")[1] == list(keys_of("demo", "--source", "host"))
 
 
 def test_readme_example(tmp_path):
