@@ -109,11 +109,13 @@ def run_random(program, numbers, faults=()):
 
 
 numbers = st.lists(st.integers(0, 2**20), min_size=5, max_size=80)
-shapes = st.sampled_from([
-    {"streams": 5, "capacity": 16 * GRANULE, "sizes": (1, 2, 3, 5), "most_live": 8},
-    {"streams": 5, "capacity": 6 * MIB, "sizes": (1, 2048, 4096, 8192, 12289), "most_live": 8},
-    {"streams": 3, "capacity": 4 * GRANULE, "sizes": (1, 2, 3), "most_live": 5},
-])
+shapes = st.sampled_from(
+    [
+        {"streams": 5, "capacity": 16 * GRANULE, "sizes": (1, 2, 3, 5), "most_live": 8},
+        {"streams": 5, "capacity": 6 * MIB, "sizes": (1, 2048, 4096, 8192, 12289), "most_live": 8},
+        {"streams": 3, "capacity": 4 * GRANULE, "sizes": (1, 2, 3), "most_live": 5},
+    ]
+)
 pressures = st.sampled_from(["raise", "wait"])
 
 
@@ -130,8 +132,7 @@ def test_random_programs(shape, on_pressure, numbers):
     numbers,
     st.dictionaries(
         st.integers(0, 80),
-        st.tuples(
-            st.sampled_from(FAULTY), st.sampled_from([2, 400, 700]), st.integers(0, 3), st.integers(1, 3)),
+        st.tuples(st.sampled_from(FAULTY), st.sampled_from([2, 400, 700]), st.integers(0, 3), st.integers(1, 3)),
         min_size=1,
         max_size=12,
     ),
@@ -151,8 +152,10 @@ def test_many_random_programs(shape, on_pressure, numbers):
 def test_programs_climb_every_rung(program_numbers):
     """The random programs would prove little if they never came to the rungs that move memory."""
     hits, crossings = {}, {}
-    for shape in ({"streams": 5, "capacity": 6 * MIB, "sizes": (1, 2048, 4096, 8192, 12289), "most_live": 8},
-                  {"streams": 5, "capacity": 16 * GRANULE, "sizes": (1, 2, 3, 5), "most_live": 8}):
+    for shape in (
+        {"streams": 5, "capacity": 6 * MIB, "sizes": (1, 2048, 4096, 8192, 12289), "most_live": 8},
+        {"streams": 5, "capacity": 16 * GRANULE, "sizes": (1, 2, 3, 5), "most_live": 8},
+    ):
         for numbers in program_numbers(60, 80):
             program = Program(**shape, on_pressure="wait")
             run_random(program, numbers)

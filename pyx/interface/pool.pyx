@@ -122,6 +122,7 @@ cdef class Pool:
         limit, initial, factor, step = strategy.rule(source.memory()[1])
         self.core = Core(source, limit, initial, factor, step)
         self.core.may_wait = on_pressure == "wait"
+        self.core.state.never_waits = not self.core.may_wait
         self.default_arena = self.core.state.arenas[0]
         self.streams = StreamTable(self.core)
         self.pressure = Pressure(self.core)

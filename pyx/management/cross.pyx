@@ -20,7 +20,7 @@ from vpool._management.merge cimport merge_free
 from vpool._management.order cimport order_drain, order_make, order_mark, order_poll, order_proved
 from vpool._management.pending cimport pending_add, pending_release, pending_rotate, pending_use
 from vpool._management.state cimport CoreState, Request, lock_all, unlock_all
-from vpool._storage.driver cimport STATUS_OK
+from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK
 from vpool._storage.source cimport Source
 
 cdef enum:
@@ -239,7 +239,8 @@ cdef BlockId _use_loan(CoreState* state, Source source, Request* request, Extent
     cdef int status = order_make(state, source, arena.slot, extent.freer.slot, extent.stamp)
     cdef BlockId edge_id
     if status != STATUS_OK:
-        request.status = status
+        if status != STATUS_NOT_READY:            # another's memory, or the source, may still serve it
+            request.status = status
         _cancel_loan(extent)
         return 0
     spin_lock(&arena.lock)

@@ -7,7 +7,7 @@ from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
 from vpool._base.lock cimport atomic_add, atomic_exchange, atomic_read, atomic_write
 from vpool._management.state cimport MARKERS, CoreState, Marker, Slot
-from vpool._storage.driver cimport STATUS_INVALID_HANDLE, STATUS_OK
+from vpool._storage.driver cimport STATUS_INVALID_HANDLE, STATUS_NOT_READY, STATUS_OK
 from vpool._storage.source cimport Source
 
 
@@ -92,7 +92,8 @@ cdef int order_make(CoreState* state, Source source, uint16_t user, uint16_t fre
     """Make new work of slot `user` come after what slot `freer` freed with that stamp.
 
     By proof that it is complete, by a wait that was already made, else by a wait of the user's stream
-    for an event; where the freer's stream is out of reach, by waiting for the device.
+    for an event; where the freer's stream is out of reach, by waiting for the device, or in a pool that
+    never waits, not at all: STATUS_NOT_READY.
     """
     cdef Slot* slot = &state.table[freer]
     cdef int status, i
@@ -112,7 +113,7 @@ cdef int order_make(CoreState* state, Source source, uint16_t user, uint16_t fre
                     atomic_add(state.overwaits, slot.markers[i].number > number)
                     return STATUS_OK
                 break
-    return order_drain(state, source)
+    return STATUS_NOT_READY if state.never_waits else order_drain(state, source)
 
 
 cdef int order_drain(CoreState* state, Source source) noexcept nogil:

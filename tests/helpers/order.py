@@ -38,7 +38,7 @@ class Checker:
             unfinished.append(piece)
             if begin < end and ptr < behind:
                 assert self.driver.ordered(stream, None, position, number=number), (
-                    f"{ptr:#x} was given to stream {stream:#x}, but piece {position} of stream number {number} may use it"
+                    f"{ptr:#x} was given to stream {stream:#x}, but piece {position} of stream {number} may use it"
                 )
                 self.unordered += number != self.driver.number_of(stream)
         self.work = unfinished

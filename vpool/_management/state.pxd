@@ -84,6 +84,7 @@ cdef struct CoreState:
     Segment* segments
     uint32_t segment_count
     uint32_t slots                # made so far
+    bint never_waits              # a request fails rather than wait for the device
     uint64_t limit                # bytes that `committed` never exceeds
     uint64_t committed            # reserved, and what is being asked of the source right now
     uint64_t reserved

@@ -1,0 +1,309 @@
+"""What a pool tries before it says that there is no memory: rung by rung, and each is counted."""
+
+import gc
+
+import pytest
+
+import vpool
+from tests.helpers.pools import GRANULE, KIB, MIB, unchanged
+from vpool._management.core import RUNG_NAMES
+
+SEARCH, READY, STEAL, MERGE, GROW, TRIM, CALL, COLLECT, WAIT = RUNG_NAMES
+
+
+def full_pool(nbytes=8 * MIB, capacity=None, initial=None, **options):
+    """A pool that may take `nbytes`, which it takes at once unless `initial` says otherwise."""
+    source = vpool.sources.Simulated(nbytes if capacity is None else capacity)
+    strategy = vpool.Dynamic(initial=nbytes if initial is None else initial, limit=nbytes)
+    return vpool.Pool(strategy, source, **options)
+
+
+def hits(pool, rung):
+    return pool.ladder[rung][1]
+
+
+def test_an_alignment_that_the_head_of_the_class_misses_is_searched():
+    with full_pool() as pool:
+        blocks = [pool.allocate(MIB) for _ in range(8)]
+        pool.deallocate(blocks[4])
+        assert pool.allocate(MIB, alignment=MIB) == blocks[4]
+        assert hits(pool, SEARCH) == 1
+
+
+def test_pending_blocks_that_are_ready_come_before_growth():
+    with full_pool() as pool:
+        driver = pool.source.driver
+        mine, other = driver.create_stream(), driver.create_stream()
+        ptr = pool.allocate(8 * MIB, mine)
+        driver.queue_work(other)
+        pool.record_stream(ptr, other)
+        pool.deallocate(ptr)
+        driver.complete(other)
+        assert pool.allocate(8 * MIB, mine) == ptr
+        assert (hits(pool, READY), pool.crossings["waits"]) == (1, 0)
+
+
+def test_small_blocks_of_another_stream_serve_a_large_request_without_growth():
+    with full_pool(initial=4 * MIB) as pool:
+        driver = pool.source.driver
+        one, two = driver.create_stream(), driver.create_stream()
+        for ptr in [pool.allocate(64 * KIB, one) for _ in range(64)]:
+            pool.deallocate(ptr)
+        reserved = pool.stats.reserved_bytes
+        pool.deallocate(pool.allocate(4 * MIB, two))
+        assert pool.stats.reserved_bytes == reserved
+        assert hits(pool, STEAL) == 1
+
+
+def test_halves_on_two_streams_merge_before_growth():
+    with full_pool() as pool:
+        driver = pool.source.driver
+        one, two, three = (driver.create_stream() for _ in range(3))
+        halves = [pool.allocate(4 * MIB, stream) for stream in (one, two)]
+        for ptr in halves:
+            driver.queue_work(one)
+            pool.deallocate(ptr)
+        assert pool.allocate(8 * MIB, three) == min(halves)
+        assert hits(pool, MERGE) == 1
+        assert pool.stats.source_calls == 1
+
+
+def test_growth_is_counted():
+    with full_pool(initial=MIB) as pool:
+        pool.allocate(MIB)
+        pool.allocate(MIB)
+        assert hits(pool, GROW) == 2
+
+
+def test_idle_segments_go_when_somebody_else_took_the_rest():
+    with full_pool(16 * MIB, initial=MIB) as pool:
+        for ptr in [pool.allocate(2 * MIB) for _ in range(3)]:
+            pool.deallocate(ptr)
+        pool.source.driver.set_free(0)
+        pool.allocate(6 * MIB)
+        assert hits(pool, TRIM) == 1
+        assert pool.stats.reserved_bytes <= 6 * MIB
+
+
+@pytest.mark.parametrize("on_pressure", ["wait", "raise"])
+def test_idle_segments_of_another_stream_go_too_when_their_work_is_complete(on_pressure):
+    with full_pool(16 * MIB, initial=MIB, on_pressure=on_pressure) as pool:
+        driver = pool.source.driver
+        one, two = driver.create_stream(), driver.create_stream()
+        for ptr in [pool.allocate(2 * MIB, one) for _ in range(3)]:
+            driver.queue_work(one)
+            pool.deallocate(ptr)
+        driver.complete(one)
+        driver.set_free(0)
+        pool.allocate(6 * MIB, two)
+        assert hits(pool, TRIM) == 1
+        assert driver.calls()["synchronize"][0] == 0
+
+
+# Callbacks.
+
+
+def test_callbacks_are_called_by_priority_then_age_until_one_helps():
+    with full_pool() as pool:
+        called = []
+        ptr = pool.allocate(8 * MIB)
+        pool.on_pressure(lambda nbytes: called.append(("low", nbytes)), priority=-1)
+        pool.on_pressure(lambda nbytes: called.append(("first", nbytes)))
+        pool.on_pressure(lambda nbytes: (called.append(("second", nbytes)), pool.deallocate(ptr)))
+        pool.on_pressure(lambda nbytes: called.append(("high", nbytes)), priority=5)
+        assert pool.allocate(1000) == ptr
+        assert called == [("high", 1000), ("first", 1000), ("second", 1000)]
+        assert hits(pool, CALL) == 1
+        assert pool.ladder[CALL][0] == 3
+
+
+def test_a_callback_may_free_and_allocate_in_the_pool():
+    with full_pool() as pool:
+        kept = [pool.allocate(2 * MIB) for _ in range(4)]
+
+        def callback(nbytes):
+            pool.deallocate(kept.pop())
+            pool.deallocate(pool.allocate(MIB))
+            pool.inspect()
+            pool.coalesce()
+
+        pool.on_pressure(callback)
+        pool.allocate(2 * MIB)
+        assert len(kept) == 3
+        pool.check()
+
+
+def test_a_request_that_fails_inside_a_callback_calls_none_again():
+    with full_pool() as pool:
+        pool.allocate(8 * MIB)
+        called = []
+
+        def callback(nbytes):
+            called.append(nbytes)
+            with pytest.raises(vpool.OutOfMemoryError):
+                pool.allocate(nbytes + 1)
+
+        pool.on_pressure(callback)
+        for count in (1, 2):
+            with unchanged(pool), pytest.raises(vpool.OutOfMemoryError):
+                pool.allocate(1000)
+            assert len(called) == count
+
+
+def test_what_a_callback_raises_is_the_cause():
+    with full_pool() as pool:
+        pool.allocate(8 * MIB)
+        reason = RuntimeError("the cache is stuck")
+
+        def callback(nbytes):
+            raise reason
+
+        pool.on_pressure(callback)
+        pool.on_pressure(lambda nbytes: True)
+        with unchanged(pool), pytest.raises(vpool.OutOfMemoryError) as caught:
+            pool.allocate(1000)
+        assert caught.value.__cause__ is reason
+
+
+def test_a_callback_that_raises_after_it_freed_has_helped():
+    with full_pool() as pool:
+        ptr = pool.allocate(8 * MIB)
+
+        def callback(nbytes):
+            pool.deallocate(ptr)
+            raise RuntimeError
+
+        pool.on_pressure(callback)
+        assert pool.allocate(1000) == ptr
+
+
+def test_callbacks_that_free_nothing_are_called_once_for_each_request():
+    with full_pool() as pool:
+        pool.allocate(8 * MIB)
+        called = []
+        pool.on_pressure(lambda nbytes: called.append(nbytes) or True)
+        for _ in range(3):
+            with pytest.raises(vpool.OutOfMemoryError):
+                pool.allocate(1000)
+        assert called == [1000] * 3
+
+
+def test_an_interrupt_in_a_callback_is_no_want_of_memory():
+    with full_pool() as pool:
+        pool.allocate(8 * MIB)
+
+        def callback(nbytes):
+            raise KeyboardInterrupt
+
+        pool.on_pressure(callback)
+        with unchanged(pool), pytest.raises(KeyboardInterrupt):
+            pool.allocate(1000)
+
+
+@pytest.mark.parametrize("callback", [None, 1, "x"])
+def test_what_cannot_be_called_is_refused(callback):
+    with full_pool() as pool, pytest.raises(TypeError):
+        pool.on_pressure(callback)
+
+
+# Garbage.
+
+
+def test_buffers_in_cycles_are_collected():
+    with full_pool() as pool:
+        gc.collect()
+        gc.disable()
+        try:
+            cycle = [pool.empty(8 * MIB)]
+            cycle.append(cycle)
+            del cycle
+            pool.allocate(8 * MIB)
+        finally:
+            gc.enable()
+        assert hits(pool, COLLECT) == 1
+
+
+# Waiting.
+
+
+def blocked(pool):
+    """Fill the pool with blocks that a stream may still use; that stream."""
+    driver = pool.source.driver
+    mine, other = driver.create_stream(), driver.create_stream()
+    for ptr in [pool.allocate(MIB, mine) for _ in range(8)]:
+        driver.queue_work(other)
+        pool.record_stream(ptr, other)
+        pool.deallocate(ptr)
+    driver.destroy_stream(other)  # nobody can be made to wait for it
+    return mine
+
+
+def test_raise_never_waits():
+    with full_pool(on_pressure="raise") as pool:
+        driver = pool.source.driver
+        mine, other = driver.create_stream(), driver.create_stream()
+        ptr = pool.allocate(8 * MIB, other)
+        for _ in range(3):
+            driver.queue_work(other)
+            with pytest.raises(vpool.OutOfMemoryError) as caught:
+                pool.allocate(1000, mine)
+        assert driver.calls()["synchronize"][0] == driver.calls()["event_synchronize"][0] == 0
+        assert WAIT not in str(caught.value)
+        pool.deallocate(ptr)
+
+
+def test_raise_never_waits_for_a_stream_that_is_gone():
+    with full_pool(on_pressure="raise") as pool:
+        mine = blocked(pool)
+        with pytest.raises(vpool.OutOfMemoryError):
+            pool.allocate(8 * MIB, mine)
+        assert pool.source.driver.calls()["synchronize"][0] == 0
+
+
+def test_waiting_makes_the_last_request_succeed():
+    with full_pool() as pool:
+        mine = blocked(pool)
+        pool.allocate(8 * MIB, mine)
+        assert pool.source.driver.calls()["synchronize"][0] > 0
+        pool.check()
+
+
+def test_idle_segments_whose_work_goes_on_are_waited_for():
+    with full_pool(16 * MIB, initial=MIB) as pool:
+        driver = pool.source.driver
+        one = driver.create_stream()
+        for ptr in [pool.allocate(2 * MIB, one) for _ in range(3)]:
+            driver.queue_work(one)
+            pool.deallocate(ptr)
+        driver.set_free(0)
+        pool.allocate(6 * MIB, one)
+        assert hits(pool, WAIT) == 1
+        pool.check()
+
+
+def test_many_pending_blocks_hide_no_memory_from_a_pool_that_never_waits():
+    count = 10_000
+    with full_pool(count * GRANULE, on_pressure="raise") as pool:
+        driver = pool.source.driver
+        mine = driver.create_stream()
+        others = [driver.create_stream() for _ in range(3)]
+        for at, ptr in enumerate([pool.allocate(GRANULE, mine) for _ in range(count)]):
+            stream = others[at * len(others) // count]
+            driver.queue_work(stream)
+            pool.record_stream(ptr, stream)
+            pool.deallocate(ptr)
+        pool.allocate(count * GRANULE, mine)
+        assert hits(pool, MERGE) == 1
+        assert driver.calls()["synchronize"][0] == 0
+
+
+def test_the_error_lists_every_rung():
+    with full_pool() as pool:
+        pool.on_pressure(lambda nbytes: None)
+        other = pool.source.driver.create_stream()
+        pool.allocate(8 * MIB)
+        with unchanged(pool), pytest.raises(vpool.OutOfMemoryError) as caught:
+            pool.allocate(1000, other)
+        for rung in RUNG_NAMES:
+            assert rung in str(caught.value)
+        assert all(tries > 0 for tries, _ in pool.ladder.values())
