@@ -16,10 +16,7 @@ TESTS = Path(__file__).parent
 
 # Cases with events that wait for a part of the pool.
 NOT_YET = {
-    "allocator_switched_off_between_alloc_and_free": ["Pool.trim"],
     "no_device_free_during_capture": ["captures"],
-    "reset_peak_keeps_live_bytes": ["Pool.reset_peaks"],
-    "stair_step_reservation": ["Pool.trim"],
 }
 # Cases without events: the test that covers each, or in words what will bring it.
 PROSE = {

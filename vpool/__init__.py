@@ -1,7 +1,9 @@
 """vpool: a GPU memory pool for Python."""
 
 from vpool import sources
-from vpool._interface.pool import Buffer, Pool, pools
+from vpool._interface.buffer import Buffer
+from vpool._interface.lender import pools
+from vpool._interface.pool import Pool
 from vpool._interface.streams import stream
 from vpool.defaults import allocate, deallocate, default_pool, empty, inspect, set_default_pool
 from vpool.errors import (

@@ -57,6 +57,10 @@ class Report:
         The largest contiguous free range.
     peak_reserved_bytes, peak_allocated_bytes, peak_requested_bytes : int
         The highest values so far.  With several streams the last two add up the streams' own peaks.
+    limit_bytes : int
+        The most that this pool reserves; what else is on the device does not count.
+    device_free_bytes, device_total_bytes : int or None
+        Of the device, with all that others hold there; None where it did not answer.
     live_blocks, free_blocks, segments, source_calls : int
         Counts.
     utilization : float
@@ -91,6 +95,8 @@ class Report:
         self.source = figures["source"]
         self.device = figures["device"]
         self.limit_bytes = figures["limit_bytes"]
+        self.device_free_bytes = figures["device_free_bytes"]
+        self.device_total_bytes = figures["device_total_bytes"]
         self.reserved_bytes = figures["reserved_bytes"]
         self.peak_reserved_bytes = figures["peak_reserved_bytes"]
         self.peak_allocated_bytes = figures["peak_allocated_bytes"]
@@ -210,6 +216,8 @@ class Report:
                 "source",
                 "device",
                 "limit_bytes",
+                "device_free_bytes",
+                "device_total_bytes",
                 "reserved_bytes",
                 "allocated_bytes",
                 "requested_bytes",

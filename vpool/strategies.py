@@ -35,7 +35,8 @@ class Dynamic:
     Notes
     -----
     Near the limit, and where the device refuses a step, the pool asks for less, down to exactly what
-    the request needs.  Steps of 2 MiB and more are rounded up to whole 2 MiB.
+    the request needs.  Steps of 2 MiB and more are rounded up to whole 2 MiB; a segment whose size a
+    request alone decides is not, since what is left over would be taken by small blocks that pin it.
 
     Examples
     --------

@@ -1,59 +1,36 @@
-"""Pools and buffers: arguments are checked and streams become slots here, then it is C all the way down."""
+"""Pools: arguments are checked and streams become slots here, then it is C all the way down."""
 import itertools
-import logging
-import weakref
 
 cimport cython
 from cpython.long cimport PyLong_FromUnsignedLongLong
-from libc.stdint cimport uint16_t, uint64_t
-from libc.string cimport memset
+from libc.stdint cimport uint64_t
 
-from vpool._base.lock cimport spin_lock, spin_try, spin_unlock
-from vpool._base.types cimport GRANULE, BlockId, likely, round_up
+from vpool._base.lock cimport spin_try, spin_unlock
+from vpool._base.types cimport GRANULE, BlockId
 from vpool._interface.arguments cimport address_of, checked_alignment, size_of
-from vpool._interface.diagnosis cimport source_error, stray
+from vpool._interface.buffer cimport Buffer
+from vpool._interface.lender cimport Lender, register
 from vpool._interface.pressure cimport Pressure
 from vpool._interface.snapshot cimport copy_records, read_crossings, read_ladder, read_stats
 from vpool._interface.streams cimport StreamTable, defaults_in_use
 from vpool._management.arena cimport Arena
-from vpool._management.core cimport Core, core_deallocate
-from vpool._management.cross cimport cross_free, cross_free_record, cross_use
-from vpool._management.hit cimport hit_put, hit_put_record, hit_take
+from vpool._management.core cimport Core
+from vpool._management.cross cimport cross_use
+from vpool._management.hit cimport hit_put
 from vpool._management.index cimport index_remove
-from vpool._management.state cimport STATE_CLOSED, Request
+from vpool._management.state cimport STATE_CLOSED
 from vpool._management.walk cimport Broken, walk_check
-from vpool._storage.driver cimport STATUS_OK
 
-from vpool.errors import ClosedPoolError, ForeignPointerError, SourceError
+from vpool.errors import ForeignPointerError
 from vpool.report import Report
+from vpool.sizes import parse_size
 from vpool.sources import resolve
 from vpool.strategies import Dynamic
 
-cdef enum:
-    NO_SLOT = 0xFFFF
-
-logger = logging.getLogger("vpool")
-_pools = weakref.WeakSet()
 _numbers = itertools.count(1)
 
 # The interpreter keeps one object for each small integer, so identity tells the default from the rest.
 cdef object DEFAULT_ALIGNMENT = 256
-
-
-def pools():
-    """Every pool that is open in this process, in no order."""
-    return [pool for pool in list(_pools) if not pool.closed]
-
-
-cdef inline BlockId hit(Arena* arena, uint64_t requested, uint64_t* address) noexcept nogil:
-    """A block from the arena's lists, if its lock is free; 0 for whatever takes longer."""
-    cdef BlockId block_id
-    if not spin_try(&arena.lock):
-        return 0
-    block_id = hit_take(arena, round_up(requested, GRANULE), requested, 0)
-    address[0] = arena.blocks[block_id].address
-    spin_unlock(&arena.lock)
-    return block_id
 
 
 cdef inline bint put(Arena* arena, uint64_t address) noexcept nogil:
@@ -70,7 +47,7 @@ cdef inline bint put(Arena* arena, uint64_t address) noexcept nogil:
 
 @cython.no_gc_clear   # the collector must not drop `core` while `__dealloc__` of a buffer may need it
 @cython.binding(False)
-cdef class Pool:
+cdef class Pool(Lender):
     """A pool of device memory.
 
     Parameters
@@ -128,7 +105,7 @@ cdef class Pool:
         self.pressure = Pressure(self.core)
         self.name = f"pool-{next(_numbers)}" if name is None else str(name)
         self.strategy = strategy
-        _pools.add(self)
+        register(self)
 
     def __repr__(self):
         return f"<vpool.Pool {self.name!r} on {self.core.source.name!r}{', closed' if self.closed else ''}>"
@@ -148,11 +125,6 @@ cdef class Pool:
     def device(self):
         """Ordinal of the pool's device."""
         return self.core.source.device
-
-    @property
-    def closed(self):
-        """Whether `close` was called."""
-        return self.core.state.word & STATE_CLOSED != 0
 
     def allocate(self, nbytes, stream=None, alignment=256):
         """Lend a block.
@@ -287,7 +259,7 @@ cdef class Pool:
         if found < 0:
             raise MemoryError("no record left for another stream's use of a block")
         if not found:
-            raise self._stray(address)
+            raise self.stray_error(address)
 
     def forget_stream(self, stream):
         """Let go of a stream, best right before it is destroyed.
@@ -359,6 +331,36 @@ cdef class Pool:
             self.core.coalesce()
         return max(0, self.inspect().largest_free_bytes - before)
 
+    def trim(self, keep=0):
+        """Wait for the device, then give memory that is wholly free back to the source.
+
+        Parameters
+        ----------
+        keep : int or str
+            Bytes that stay reserved, if that many are.
+
+        Returns
+        -------
+        int
+            Bytes that went back.
+
+        Raises
+        ------
+        SourceError
+            Where the source refuses to take memory; it stays with the pool.
+        """
+        cdef uint64_t least = parse_size(keep, "keep")
+        cdef uint64_t released = 0
+        error = self.release_idle(least, &released)
+        if error is not None:
+            raise error
+        return released
+
+    def reset_peaks(self):
+        """Make what is live and reserved now the highest values so far.  Nothing else changes."""
+        with nogil:
+            self.core.reset_peaks()
+
     def check(self):
         """Assert every invariant.
 
@@ -388,210 +390,7 @@ cdef class Pool:
             Where the source refuses to take memory; it stays with the pool.
         """
         self.core.state.word |= STATE_CLOSED
-        error = self.release_idle()
+        cdef uint64_t released = 0
+        error = self.release_idle(0, &released)
         if error is not None:
             raise error
-
-    cdef Arena* arena_for(self, stream) except NULL:
-        """The arena of a stream's slot."""
-        return self.core.state.arenas[self.streams.slot_of(stream)]
-
-    cdef BlockId lend(self, Arena* arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0:
-        """Number and address of a block; 0 for no bytes."""
-        cdef Request request
-        cdef BlockId block_id
-        if likely(self.core.state.word == 0 and alignment == GRANULE and requested != 0):
-            block_id = hit(arena, requested, address)
-            if likely(block_id != 0):
-                return block_id
-        elif self.core.state.word & STATE_CLOSED:
-            raise ClosedPoolError(f"pool {self.name!r} is closed")
-        if requested == 0:
-            return 0
-        memset(&request, 0, sizeof(Request))
-        request.arena = arena
-        request.requested = requested
-        request.nbytes = round_up(requested, GRANULE)
-        request.alignment = alignment
-        self.pressure.climb(&request, self.name)
-        address[0] = request.address
-        return request.block_id
-
-    cdef int freeing_slot(self, stream, int gone) except -1:
-        """The slot of a stream that a block is freed on; `gone` if it was destroyed, after waiting for it."""
-        try:
-            return self.streams.slot_of(stream)
-        except SourceError:
-            # Its work is perhaps not complete: wait for the device.
-            with nogil:
-                self.core.drain()
-            return gone
-
-    cdef int take_back(self, uint64_t address, stream) except -1:
-        """Free a block that is not at hand in the default stream's arena."""
-        cdef int slot = 0 if stream is None else self.freeing_slot(stream, NO_SLOT)
-        cdef bint found
-        if slot == NO_SLOT:
-            stream = None
-            slot = 0
-        with nogil:
-            if stream is None:
-                found = self.core.put(address, 0)
-            else:
-                found = core_deallocate(self.core, self.core.state.arenas[slot], address)
-                if not found:
-                    found = cross_free(&self.core.state, address, slot)
-        if not found:
-            raise self._stray(address)
-        return 0
-
-    cdef _stray(self, uint64_t address):
-        """The exception for an address that is no live block."""
-        owners = [pool.name for pool in pools() if pool is not self and (<Pool> pool).holds(address)]
-        return stray(self.core, self.name, address, owners[0] if owners else None)
-
-    cdef bint holds(self, uint64_t address) noexcept:
-        cdef bint inside
-        with nogil:
-            spin_lock(&self.core.state.lock)
-            inside = self.core.segment_of(address) != NULL
-            spin_unlock(&self.core.state.lock)
-        return inside
-
-    cdef release_idle(self):
-        """Give back to the source whatever is idle; the exception for what it refused, or None."""
-        cdef uint64_t released
-        cdef int status = STATUS_OK
-        with nogil:
-            if self.core.state.reserved:
-                status = self.core.drain()
-            if status == STATUS_OK:
-                status = self.core.release_idle(0, &released)
-        return None if status == STATUS_OK else source_error(self.core, status, "the source did not take memory back")
-
-    cdef void after_free(self) noexcept:
-        """What a set state word asks for after a free: a closed pool gives back what has become idle.
-
-        The free itself is done, so what fails here is logged and not raised.
-        """
-        if self.core.state.word & STATE_CLOSED:
-            error = self.release_idle()
-            if error is not None:
-                logger.warning("pool %r, closed: %s", self.name, error)
-
-
-@cython.final
-@cython.no_gc         # refers to its pool alone, which refers to no buffer: no cycle can form
-@cython.freelist(256)
-@cython.binding(False)
-cdef class Buffer:
-    """A block that frees itself when it is dropped or closed.  Made by `Pool.empty` and `vpool.empty`.
-
-    Dropping it is safe at any moment: after its pool was closed, inside a garbage collection, at the
-    end of the interpreter.  It keeps its pool alive.
-    """
-
-    def __init__(self):
-        raise TypeError("buffers are made by vpool.empty() and Pool.empty()")
-
-    def __dealloc__(self):
-        if self.block_id:
-            self.put()
-            if self.pool.core.state.word:
-                self.pool.after_free()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc_info):
-        self.close()
-
-    def __int__(self):
-        return self.ptr
-
-    def __repr__(self):
-        if self.closed:
-            return "<vpool.Buffer, closed>"
-        return f"<vpool.Buffer of {self.requested} bytes at {self.address:#x}>"
-
-    cdef bint put(self) noexcept:
-        """Give the block back; False where somebody freed its address before."""
-        cdef Arena* arena = self.arena
-        cdef bint mine
-        if likely(spin_try(&arena.lock)):
-            mine = hit_put_record(arena, self.block_id, self.generation, self.address)
-            spin_unlock(&arena.lock)
-        else:
-            with nogil:
-                spin_lock(&arena.lock)
-                mine = hit_put_record(arena, self.block_id, self.generation, self.address)
-                spin_unlock(&arena.lock)
-        self.block_id = 0
-        return mine
-
-    cdef bint put_on(self, stream) except -1:
-        """Give the block back as freed on a stream."""
-        cdef int slot = self.pool.freeing_slot(stream, self.arena.slot)
-        cdef bint mine
-        with nogil:
-            mine = cross_free_record(&self.pool.core.state, self.arena, self.block_id, self.generation, slot)
-        self.block_id = 0
-        return mine
-
-    def close(self, stream=None):
-        """Give the block back now.  Closing twice does nothing.
-
-        Parameters
-        ----------
-        stream : optional
-            The stream whose work used the block last, as for `Pool.deallocate`.
-
-        Raises
-        ------
-        DoubleFreeError
-            Where its address was freed by hand before.
-        """
-        cdef uint64_t address = self.address
-        cdef bint mine = True
-        if self.block_id:
-            mine = self.put() if stream is None else self.put_on(stream)
-        self.arena = NULL
-        self.address = 0
-        if not mine:
-            raise self.pool._stray(address)
-        if self.pool.core.state.word:
-            self.pool.after_free()
-
-    def record_stream(self, stream):
-        """Tell that a stream uses the block too, as `Pool.record_stream` does."""
-        self.pool.record_stream(self, stream)
-
-    @property
-    def ptr(self):
-        """Address of the block; 0 for zero bytes and after `close`."""
-        return PyLong_FromUnsignedLongLong(self.address)
-
-    @property
-    def nbytes(self):
-        """Bytes of the block, after rounding."""
-        return self.arena.blocks[self.block_id].nbytes if self.block_id else 0
-
-    @property
-    def requested(self):
-        """Bytes that were asked for."""
-        return self.arena.blocks[self.block_id].stamp if self.block_id else 0
-
-    @property
-    def stream(self):
-        """Handle of the stream that the block was allocated for; 0 is the legacy default stream."""
-        return self.pool.core.state.table[self.arena.slot].stream if self.arena != NULL else 0
-
-    @property
-    def device(self):
-        """Ordinal of the device."""
-        return self.pool.core.source.device
-
-    @property
-    def closed(self):
-        """Whether the block was given back."""
-        return self.arena == NULL

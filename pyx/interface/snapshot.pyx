@@ -60,15 +60,16 @@ cdef tuple copy_records(Core core, str name):
     segments["nbytes"] = spans["nbytes"]
     segments["stream"] = by_slot[spans["slot"]]
     try:
-        device_free = core.source.memory()[0]
+        device_free, device_total = core.source.memory()
     except SourceError:
-        device_free = None                        # a report is wanted most when the device does not answer
+        device_free = device_total = None         # a report is wanted most when the device does not answer
     figures = {
         "name": name,
         "source": core.source.name,
         "device": core.source.device,
         "limit_bytes": core.state.limit,
         "device_free_bytes": device_free,
+        "device_total_bytes": device_total,
         "base_slack_bytes": core.state.base_slack,
         "reserved_bytes": totals.reserved_bytes,
         "peak_reserved_bytes": totals.peak_reserved_bytes,

@@ -118,8 +118,8 @@ cdef void _grow_in_turn(Core core, Request* request) noexcept nogil:
     cdef uint64_t want = _next_step(state)
     cdef uint64_t granted
     cdef int status
-    want = want if want > need else need
-    want = round_up(want, SEGMENT_ROUNDING if want >= SEGMENT_ROUNDING else GRANULE)
+    # What a request alone decides has its size: a tail would take small blocks, which outlive it and pin all of it.
+    want = round_up(want, SEGMENT_ROUNDING if want >= SEGMENT_ROUNDING else GRANULE) if want > need else need
     while True:
         granted = core.may_take(need, want, request.tag)
         if granted == 0:
@@ -430,7 +430,7 @@ cdef class Core:
         return status
 
     cdef bint next_idle(self, uint64_t keep, uint32_t* cursor, Segment* idle) noexcept nogil:
-        """Take one wholly free segment out of the pool, if more than `keep` bytes are reserved.
+        """Take one wholly free segment out of the pool, if `keep` bytes stay reserved without it.
 
         Only what no work can touch.  The cursor goes down from the number of segments; what it has
         passed is not looked at again.
@@ -441,9 +441,11 @@ cdef class Core:
         spin_lock(&state.lock)
         if cursor[0] > state.segment_count:
             cursor[0] = state.segment_count
-        while cursor[0] and not found and state.reserved > keep:
+        while cursor[0] and not found:
             cursor[0] -= 1
             idle[0] = state.segments[cursor[0]]
+            if state.reserved < keep + idle.handle.nbytes:
+                continue
             if idle.edge == 0:                    # refused before
                 found = True
             else:
@@ -460,7 +462,7 @@ cdef class Core:
         return found
 
     cdef int release_idle(self, uint64_t keep, uint64_t* released) noexcept nogil:
-        """Give wholly free segments back while more than `keep` bytes are reserved.
+        """Give wholly free segments back as far as `keep` bytes stay reserved.
 
         Goes on where the source refuses one, and returns the first status that was none of success.
         """
@@ -477,6 +479,21 @@ cdef class Core:
             if first == STATUS_OK:
                 first = status
         return first
+
+    cdef void reset_peaks(self) noexcept nogil:
+        """Begin anew with the highest values: they are what is there now."""
+        cdef CoreState* state = &self.state
+        cdef Arena* arena
+        cdef uint32_t slot
+        spin_lock(&state.lock)
+        state.peak_reserved = state.reserved
+        for slot in range(state.slots):
+            arena = state.arenas[slot]
+            spin_lock(&arena.lock)
+            arena.peak_allocated_bytes = arena.allocated_bytes
+            arena.peak_requested_bytes = arena.requested_bytes
+            spin_unlock(&arena.lock)
+        spin_unlock(&state.lock)
 
     cdef Segment* segment_of(self, uint64_t address) noexcept nogil:
         """The segment that `address` lies in, or NULL.  `state.lock` is held.  O(segments)."""

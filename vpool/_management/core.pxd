@@ -34,6 +34,7 @@ cdef class Core:
     cdef int release_idle(self, uint64_t keep, uint64_t* released) noexcept nogil
     cdef void coalesce(self) noexcept nogil
     cdef int drain(self) noexcept nogil
+    cdef void reset_peaks(self) noexcept nogil
     cdef Segment* segment_of(self, uint64_t address) noexcept nogil
 
 

@@ -1,0 +1,126 @@
+"""Buffers: blocks that free themselves."""
+cimport cython
+from cpython.long cimport PyLong_FromUnsignedLongLong
+
+from vpool._base.lock cimport spin_lock, spin_try, spin_unlock
+from vpool._base.types cimport likely
+from vpool._management.arena cimport Arena
+from vpool._management.cross cimport cross_free_record
+from vpool._management.hit cimport hit_put_record
+
+
+@cython.final
+@cython.no_gc         # refers to its pool alone, which refers to no buffer: no cycle can form
+@cython.freelist(256)
+@cython.binding(False)
+cdef class Buffer:
+    """A block that frees itself when it is dropped or closed.  Made by `Pool.empty` and `vpool.empty`.
+
+    Dropping it is safe at any moment: after its pool was closed, inside a garbage collection, at the
+    end of the interpreter.  It keeps its pool alive.
+    """
+
+    def __init__(self):
+        raise TypeError("buffers are made by vpool.empty() and Pool.empty()")
+
+    def __dealloc__(self):
+        if self.block_id:
+            self.put()
+            if self.pool.core.state.word:
+                self.pool.after_free()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.close()
+
+    def __int__(self):
+        return self.ptr
+
+    def __repr__(self):
+        if self.closed:
+            return "<vpool.Buffer, closed>"
+        return f"<vpool.Buffer of {self.requested} bytes at {self.address:#x}>"
+
+    cdef bint put(self) noexcept:
+        """Give the block back; False where somebody freed its address before."""
+        cdef Arena* arena = self.arena
+        cdef bint mine
+        if likely(spin_try(&arena.lock)):
+            mine = hit_put_record(arena, self.block_id, self.generation, self.address)
+            spin_unlock(&arena.lock)
+        else:
+            with nogil:
+                spin_lock(&arena.lock)
+                mine = hit_put_record(arena, self.block_id, self.generation, self.address)
+                spin_unlock(&arena.lock)
+        self.block_id = 0
+        return mine
+
+    cdef bint put_on(self, stream) except -1:
+        """Give the block back as freed on a stream."""
+        cdef int slot = self.pool.freeing_slot(stream, self.arena.slot)
+        cdef bint mine
+        with nogil:
+            mine = cross_free_record(&self.pool.core.state, self.arena, self.block_id, self.generation, slot)
+        self.block_id = 0
+        return mine
+
+    def close(self, stream=None):
+        """Give the block back now.  Closing twice does nothing.
+
+        Parameters
+        ----------
+        stream : optional
+            The stream whose work used the block last, as for `Pool.deallocate`.
+
+        Raises
+        ------
+        DoubleFreeError
+            Where its address was freed by hand before.
+        """
+        cdef uint64_t address = self.address
+        cdef bint mine = True
+        if self.block_id:
+            mine = self.put() if stream is None else self.put_on(stream)
+        self.arena = NULL
+        self.address = 0
+        if not mine:
+            raise self.pool.stray_error(address)
+        if self.pool.core.state.word:
+            self.pool.after_free()
+
+    def record_stream(self, stream):
+        """Tell that a stream uses the block too, as `Pool.record_stream` does."""
+        self.pool.record_stream(self, stream)
+
+    @property
+    def ptr(self):
+        """Address of the block; 0 for zero bytes and after `close`."""
+        return PyLong_FromUnsignedLongLong(self.address)
+
+    @property
+    def nbytes(self):
+        """Bytes of the block, after rounding."""
+        return self.arena.blocks[self.block_id].nbytes if self.block_id else 0
+
+    @property
+    def requested(self):
+        """Bytes that were asked for."""
+        return self.arena.blocks[self.block_id].stamp if self.block_id else 0
+
+    @property
+    def stream(self):
+        """Handle of the stream that the block was allocated for; 0 is the legacy default stream."""
+        return self.pool.core.state.table[self.arena.slot].stream if self.arena != NULL else 0
+
+    @property
+    def device(self):
+        """Ordinal of the device."""
+        return self.pool.core.source.device
+
+    @property
+    def closed(self):
+        """Whether the block was given back."""
+        return self.arena == NULL

@@ -1,0 +1,144 @@
+"""The way of a block out of a pool and back, as pools and buffers share it."""
+import logging
+import weakref
+
+cimport cython
+from libc.stdint cimport uint64_t
+from libc.string cimport memset
+
+from vpool._base.lock cimport spin_lock, spin_try, spin_unlock
+from vpool._base.types cimport GRANULE, BlockId, likely, round_up
+from vpool._interface.diagnosis cimport source_error, stray
+from vpool._management.arena cimport Arena
+from vpool._management.core cimport core_deallocate
+from vpool._management.cross cimport cross_free
+from vpool._management.hit cimport hit_take
+from vpool._management.state cimport STATE_CLOSED, Request
+from vpool._storage.driver cimport STATUS_OK
+
+from vpool.errors import ClosedPoolError, SourceError
+
+cdef enum:
+    NO_SLOT = 0xFFFF
+
+logger = logging.getLogger("vpool")
+_lenders = weakref.WeakSet()
+
+
+def pools():
+    """Every pool that is open in this process, in no order."""
+    return [pool for pool in list(_lenders) if not pool.closed]
+
+
+cdef int register(Lender lender) except -1:
+    """Make a pool one of `pools`."""
+    _lenders.add(lender)
+    return 0
+
+
+cdef inline BlockId hit(Arena* arena, uint64_t requested, uint64_t* address) noexcept nogil:
+    """A block from the arena's lists, if its lock is free; 0 for whatever takes longer."""
+    cdef BlockId block_id
+    if not spin_try(&arena.lock):
+        return 0
+    block_id = hit_take(arena, round_up(requested, GRANULE), requested, 0)
+    address[0] = arena.blocks[block_id].address
+    spin_unlock(&arena.lock)
+    return block_id
+
+
+@cython.no_gc_clear   # the collector must not drop `core` while `__dealloc__` of a buffer may need it
+cdef class Lender:
+    """What is compiled of a pool.  Made as `Pool`, which fills it."""
+
+    @property
+    def closed(self):
+        """Whether `close` was called."""
+        return self.core.state.word & STATE_CLOSED != 0
+
+    cdef Arena* arena_for(self, stream) except NULL:
+        """The arena of a stream's slot."""
+        return self.core.state.arenas[self.streams.slot_of(stream)]
+
+    cdef BlockId lend(self, Arena* arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0:
+        """Number and address of a block; 0 for no bytes."""
+        cdef Request request
+        cdef BlockId block_id
+        if likely(self.core.state.word == 0 and alignment == GRANULE and requested != 0):
+            block_id = hit(arena, requested, address)
+            if likely(block_id != 0):
+                return block_id
+        elif self.core.state.word & STATE_CLOSED:
+            raise ClosedPoolError(f"pool {self.name!r} is closed")
+        if requested == 0:
+            return 0
+        memset(&request, 0, sizeof(Request))
+        request.arena = arena
+        request.requested = requested
+        request.nbytes = round_up(requested, GRANULE)
+        request.alignment = alignment
+        self.pressure.climb(&request, self.name)
+        address[0] = request.address
+        return request.block_id
+
+    cdef int freeing_slot(self, stream, int gone) except -1:
+        """The slot of a stream that a block is freed on; `gone` if it was destroyed, after waiting for it."""
+        try:
+            return self.streams.slot_of(stream)
+        except SourceError:
+            # Its work is perhaps not complete: wait for the device.
+            with nogil:
+                self.core.drain()
+            return gone
+
+    cdef int take_back(self, uint64_t address, stream) except -1:
+        """Free a block that is not at hand in the default stream's arena."""
+        cdef int slot = 0 if stream is None else self.freeing_slot(stream, NO_SLOT)
+        cdef bint found
+        if slot == NO_SLOT:
+            stream = None
+            slot = 0
+        with nogil:
+            if stream is None:
+                found = self.core.put(address, 0)
+            else:
+                found = core_deallocate(self.core, self.core.state.arenas[slot], address)
+                if not found:
+                    found = cross_free(&self.core.state, address, slot)
+        if not found:
+            raise self.stray_error(address)
+        return 0
+
+    cdef stray_error(self, uint64_t address):
+        """The exception for an address that is no live block."""
+        owners = [pool.name for pool in pools() if pool is not self and (<Lender> pool).holds(address)]
+        return stray(self.core, self.name, address, owners[0] if owners else None)
+
+    cdef bint holds(self, uint64_t address) noexcept:
+        cdef bint inside
+        with nogil:
+            spin_lock(&self.core.state.lock)
+            inside = self.core.segment_of(address) != NULL
+            spin_unlock(&self.core.state.lock)
+        return inside
+
+    cdef release_idle(self, uint64_t keep, uint64_t* released):
+        """Give what is idle back to the source, but for `keep` bytes; the exception for what it refused, or None."""
+        cdef int status = STATUS_OK
+        with nogil:
+            if self.core.state.reserved:
+                status = self.core.drain()
+            if status == STATUS_OK:
+                status = self.core.release_idle(keep, released)
+        return None if status == STATUS_OK else source_error(self.core, status, "the source did not take memory back")
+
+    cdef void after_free(self) noexcept:
+        """What a set state word asks for after a free: a closed pool gives back what has become idle.
+
+        The free itself is done, so what fails here is logged and not raised.
+        """
+        cdef uint64_t released = 0
+        if self.core.state.word & STATE_CLOSED:
+            error = self.release_idle(0, &released)
+            if error is not None:
+                logger.warning("pool %r, closed: %s", self.name, error)

@@ -1,0 +1,29 @@
+"""The way of a block out of a pool and back, as pools and buffers share it."""
+from libc.stdint cimport uint64_t
+
+from vpool._base.types cimport BlockId
+from vpool._interface.pressure cimport Pressure
+from vpool._interface.streams cimport StreamTable
+from vpool._management.arena cimport Arena
+from vpool._management.core cimport Core
+
+
+cdef class Lender:
+    cdef Core core
+    cdef Arena* default_arena     # of slot 0, the legacy default stream
+    cdef StreamTable streams
+    cdef Pressure pressure
+    cdef readonly str name
+    cdef object __weakref__
+
+    cdef Arena* arena_for(self, stream) except NULL
+    cdef BlockId lend(self, Arena* arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0
+    cdef int freeing_slot(self, stream, int gone) except -1
+    cdef int take_back(self, uint64_t address, stream) except -1
+    cdef release_idle(self, uint64_t keep, uint64_t* released)
+    cdef void after_free(self) noexcept
+    cdef bint holds(self, uint64_t address) noexcept
+    cdef stray_error(self, uint64_t address)
+
+
+cdef int register(Lender lender) except -1

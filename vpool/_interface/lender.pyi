@@ -1,0 +1,9 @@
+from vpool._interface.pool import Pool
+
+def pools() -> list[Pool]: ...
+
+class Lender:
+    @property
+    def name(self) -> str: ...
+    @property
+    def closed(self) -> bool: ...
