@@ -8,7 +8,7 @@ from vpool.sources import checked_ordinal, current_device, resolve
 __all__ = ["allocate", "deallocate", "default_pool", "empty", "inspect", "set_default_pool"]
 
 _defaults: dict[int, Pool] = {}
-_making = threading.Lock()
+_making = threading.RLock()  # a finaliser may ask for the pool while it is made
 
 
 def default_pool(device=None):
@@ -29,8 +29,10 @@ def default_pool(device=None):
         with _making:
             pool = _defaults.get(ordinal)
             if pool is None or pool.closed:
-                pool = Pool(source=resolve(None, ordinal), name=f"default-{ordinal}")
-                _defaults[ordinal] = pool
+                made = Pool(source=resolve(None, ordinal), name=f"default-{ordinal}")
+                pool = _defaults.get(ordinal)
+                if pool is None or pool.closed:
+                    pool = _defaults[ordinal] = made
     return pool
 
 

@@ -5,7 +5,7 @@ import threading
 
 from vpool._base.lock cimport atomic_add
 from vpool._interface.diagnosis cimport failure
-from vpool._management.core cimport Core, request_broken
+from vpool._management.core cimport Core, core_deallocate, request_broken
 from vpool._management.state cimport (
     RUNG_CALL,
     RUNG_COLLECT,
@@ -51,18 +51,28 @@ cdef class Pressure:
             logger.info("%s", error)
             raise error from cause
         if request.grown:
-            logger.debug(
-                "pool %r grew by %s to %s for a request of %s",
-                name, format_bytes(request.grown), format_bytes(self.core.state.reserved),
-                format_bytes(request.requested),
-            )
-            if request.refused:
-                logger.info(
-                    "pool %r: the source refused %s (%s) and gave %s",
-                    name, format_bytes(request.refused), self.core.source.driver.error_name(request.status),
-                    format_bytes(request.grown),
-                )
+            try:
+                self.tell(request, name)
+            except BaseException:
+                # A filter that raises, or a signal: nobody would ever free the block.
+                with nogil:
+                    core_deallocate(self.core, request.arena, request.address)
+                raise
         return 0
+
+    cdef tell(self, Request* request, str name):
+        """Log that the pool has grown."""
+        logger.debug(
+            "pool %r grew by %s to %s for a request of %s",
+            name, format_bytes(request.grown), format_bytes(self.core.state.reserved),
+            format_bytes(request.requested),
+        )
+        if request.refused:
+            logger.info(
+                "pool %r: the source refused %s (%s) and gave %s",
+                name, format_bytes(request.refused), self.core.source.driver.error_name(request.status),
+                format_bytes(request.grown),
+            )
 
     cdef ask_python(self, Request* request):
         """Pressure callbacks, then a garbage collection; a callback's exception, if one raised.

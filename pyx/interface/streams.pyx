@@ -65,7 +65,8 @@ cdef class StreamTable:
         self.by_object = {}
         self.by_handle = {}
         self.by_thread = {}
-        self.changing = threading.Lock()
+        # Taken again by a finaliser that meets a stream, when a collection runs while it is held.
+        self.changing = threading.RLock()
 
     cdef int slot_of(self, stream) except -1:
         """The slot of a stream, made on first use.
@@ -152,8 +153,10 @@ cdef class StreamTable:
     def _drop(self, slot):
         """Forget whatever led to a slot."""
         for known in (self.by_handle, self.by_object):
-            for key in [key for key, found in list(known.items()) if (found if known is self.by_handle else found[1]) == slot]:
-                known.pop(key, None)
+            # A copy: a collection inside this loop may forget a stream object, or meet a stream.
+            for key, found in known.copy().items():
+                if (found if known is self.by_handle else found[1]) == slot:
+                    known.pop(key, None)
 
     def forget(self, stream):
         """Let go of a stream, best before it is destroyed: nothing that comes later inherits its slot."""

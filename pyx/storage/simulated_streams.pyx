@@ -295,13 +295,16 @@ cdef class StreamedDriver(Driver):
         With it whatever the stream waited for so far.
         """
         cdef SimulatedStream* done
+        cdef uint64_t position
         if stream is None:
             _synchronize_all(self.streams)
             return
         done = &self.streams.streams[self.index_of(stream)]
+        position = done.queued if upto is None else upto
         spin_lock(&self.streams.lock)
         _complete_before(self.streams, done.clock)
-        done.complete = done.queued if upto is None else upto
+        if position > done.complete:              # what is complete stays so
+            done.complete = position
         spin_unlock(&self.streams.lock)
 
     def number_of(self, stream):

@@ -9,5 +9,6 @@ cdef class Pressure:
     cdef object pressed           # threading.local: whether this thread is calling them
 
     cdef int climb(self, Request* request, str name) except -1
+    cdef tell(self, Request* request, str name)
     cdef ask_python(self, Request* request)
     cdef bint retry(self, Request* request, int rung)

@@ -12,7 +12,7 @@ cdef class StreamTable:
     cdef dict by_object           # id of a stream object -> (weak reference to it, slot)
     cdef dict by_handle           # handle -> slot of the stream that has it now
     cdef dict by_thread           # thread number -> slot of its per-thread default stream
-    cdef object changing          # threading.Lock of the three
+    cdef object changing          # threading.RLock of the three
     cdef object __weakref__
 
     cdef int slot_of(self, stream) except -1
