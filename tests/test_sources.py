@@ -260,11 +260,11 @@ class TestTable:
             pool.deallocate(pool.allocate(100))
         calls = {name: figures[0] - before[name][0] for name, figures in machine.calls().items()}
         assert (calls["malloc"], calls["free"]) == (1, 1)
-        # Its close waits for the device, before and after what streams lent goes home.
-        assert calls["synchronize"] == 2
-        # Into the pool's device and out again: for its total, its segment, those waits, and the segment's return.
-        assert calls["get_device"] == 5
-        assert calls["set_device"] == 10
+        # Its close waits for the device.
+        assert calls["synchronize"] == 1
+        # Into the pool's device and out again: for its total, its segment, that wait, and the segment's return.
+        assert calls["get_device"] == 4
+        assert calls["set_device"] == 8
         assert {name for name, count in calls.items() if count} == {
             "malloc", "free", "memory_info", "get_device", "set_device", "synchronize"
         }  # fmt: skip

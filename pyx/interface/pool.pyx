@@ -285,12 +285,12 @@ cdef class Pool(Lender):
 
     @property
     def ladder(self):
-        """What misses tried: a dict of ``(tries, successes)`` by rung, in the order of the ladder."""
+        """What misses tried, as a dict of ``(tries, successes)`` by rung, in the order of the ladder."""
         return read_ladder(self.core)
 
     @property
     def crossings(self):
-        """What memory that crossed streams cost: a dict of counts.
+        """What memory that crossed streams cost, as a dict of counts.
 
         ``crossings`` blocks went from one stream to another, for which streams were made to wait
         ``waits`` times, of these ``overwaits`` for more than needed, and the device ``drains`` times.
