@@ -52,9 +52,9 @@ def test_every_public_name_is_documented(site):
 
 def test_signatures_are_those_of_the_stubs():
     """Of types that cannot tell them at run time; their stubs are checked against the code."""
-    stub = ast.parse((ROOT / "vpool" / "_interface" / "pool.pyi").read_text())
+    stubs = [ast.parse((ROOT / "vpool" / "_interface" / f"{name}.pyi").read_text()) for name in ("pool", "buffer")]
     signatures = {}
-    for cls in (node for node in stub.body if isinstance(node, ast.ClassDef)):
+    for cls in (node for stub in stubs for node in stub.body if isinstance(node, ast.ClassDef)):
         for method in (node for node in cls.body if isinstance(node, ast.FunctionDef) and not node.decorator_list):
             for arg in method.args.args + method.args.kwonlyargs:
                 arg.annotation = None
