@@ -3,12 +3,14 @@
 import threading
 
 from vpool._interface.pool import Pool
+from vpool.errors import ClosedPoolError, ForeignPointerError
 from vpool.sources import checked_ordinal, current_device, resolve
 
 __all__ = ["allocate", "deallocate", "default_pool", "empty", "inspect", "set_default_pool"]
 
 _defaults: dict[int, Pool] = {}
 _making = threading.RLock()  # a finaliser may ask for the pool while it is made
+_former: list[Pool] = []  # default pools that were closed or replaced, kept for the addresses that they gave
 
 
 def default_pool(device=None):
@@ -32,8 +34,19 @@ def default_pool(device=None):
                 made = Pool(source=resolve(None, ordinal), name=f"default-{ordinal}")
                 pool = _defaults.get(ordinal)
                 if pool is None or pool.closed:
-                    pool = _defaults[ordinal] = made
+                    _put_default(ordinal, made)
+                    pool = made
     return pool
+
+
+def _put_default(ordinal, pool):
+    """Replace a default pool; the one before.  `_making` is held."""
+    before = _defaults.get(ordinal)
+    if before is not None and before is not pool:
+        _former[:] = [one for one in _former if one.stats.reserved_bytes or not one.closed]
+        _former.append(before)
+    _defaults[ordinal] = pool
+    return before
 
 
 def set_default_pool(pool):
@@ -46,10 +59,10 @@ def set_default_pool(pool):
     """
     if not isinstance(pool, Pool):
         raise TypeError(f"a default pool is a vpool.Pool, not {type(pool).__name__}")
+    if pool.closed:
+        raise ClosedPoolError(f"{pool!r} cannot be a default pool")
     with _making:
-        before = _defaults.get(pool.device)
-        _defaults[pool.device] = pool
-    return before
+        return _put_default(pool.device, pool)
 
 
 def allocate(nbytes, stream=None, alignment=256):
@@ -59,7 +72,16 @@ def allocate(nbytes, stream=None, alignment=256):
 
 def deallocate(ptr, stream=None):
     """Give a block back to the current device's default pool: see `Pool.deallocate`."""
-    default_pool().deallocate(ptr, stream)
+    try:
+        default_pool().deallocate(ptr, stream)
+    except ForeignPointerError:
+        # An address of the default pool before this one is still a good address.
+        for pool in list(_former):
+            try:
+                return pool.deallocate(ptr, stream)
+            except ForeignPointerError:
+                continue
+        raise
 
 
 def empty(nbytes, stream=None):

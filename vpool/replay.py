@@ -151,14 +151,16 @@ def replay(
 
 @contextlib.contextmanager
 def _streams_of(driver, trace):
-    """A stream for each of the trace's: the default stream, and new ones."""
-    count = int(trace.stream.max(initial=0)) + 1
-    made = [driver.create_stream() for _ in range(count - 1)]
+    """A stream for each of the trace's by its index: 0 is the default stream, the others are new."""
+    made = {}
     try:
-        yield [0, *made]
+        for index in np.unique(trace.stream):
+            made[int(index)] = driver.create_stream() if index else 0
+        yield made
     finally:
-        for stream in made:
-            driver.destroy_stream(stream)
+        for stream in made.values():
+            if stream:
+                driver.destroy_stream(stream)
 
 
 def _pool_for(strategy, source, capacity):
@@ -204,7 +206,7 @@ class _Run:
             peak_live_bytes=live,
             peak_reserved_bytes=stats.peak_reserved_bytes,
             reserved_over_live=stats.peak_reserved_bytes / live if live else 0.0,
-            peak_allocated_bytes=self._peak_allocated(stats),
+            peak_allocated_bytes=stats.peak_allocated_bytes,
             source_calls=stats.source_calls,
             external_fragmentation=worst.external_fragmentation,
             internal_fragmentation=worst.internal_fragmentation,
@@ -217,14 +219,6 @@ class _Run:
             verified_bytes=self.replayer.verified,
             report=worst,
         )
-
-    def _peak_allocated(self, stats):
-        """The most bytes lent at once.  The pool's figure is that where there is one stream: it adds up their peaks."""
-        if self.oom is not None or not self.trace.stream.any():
-            return stats.peak_allocated_bytes
-        rounded = (self.trace.bytes.astype(np.int64) + 255) // 256 * 256
-        lent = np.cumsum(np.where(self.trace.op == 0, rounded, -rounded))
-        return int(lent.max(initial=0))
 
     def _driver_totals(self):
         calls = self.pool.source.driver.calls()

@@ -56,7 +56,7 @@ class Report:
     largest_free_bytes : int
         The largest contiguous free range.
     peak_reserved_bytes, peak_allocated_bytes, peak_requested_bytes : int
-        The highest values so far.  With several streams the last two add up the streams' own peaks.
+        The highest values so far.
     limit_bytes : int
         The most that this pool reserves; what else is on the device does not count.
     device_free_bytes, device_total_bytes : int or None

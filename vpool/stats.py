@@ -21,7 +21,7 @@ class PoolStats:
     pending_bytes : int
         Freed, but some stream may still use it.
     peak_allocated_bytes, peak_reserved_bytes : int
-        The highest values so far.  With several streams the first adds up the streams' own peaks.
+        The highest values so far.
     allocations, frees : int
         Blocks lent and taken back.
     hits : int

@@ -1,16 +1,26 @@
 """Buffers: blocks that free themselves."""
 cimport cython
 from cpython.long cimport PyLong_FromUnsignedLongLong
+from libc.stdint cimport uint64_t
 
 from vpool._base.lock cimport spin_lock, spin_try, spin_unlock
-from vpool._base.types cimport likely
+from vpool._base.types cimport BLOCK_LIVE, Block, BlockId, likely
 from vpool._management.arena cimport Arena
 from vpool._management.cross cimport cross_free_record
 from vpool._management.hit cimport hit_put_record
 
 
+cdef inline bint still_mine(Buffer buffer) noexcept:
+    """Whether the block's record is still this buffer's: its address may have been freed by hand."""
+    cdef Block* block
+    if buffer.block_id == 0:
+        return False
+    block = &buffer.arena.blocks[buffer.block_id]
+    return block.state == BLOCK_LIVE and block.generation == buffer.generation and block.address == buffer.address
+
+
 @cython.final
-@cython.no_gc         # refers to its pool alone, which refers to no buffer: no cycle can form
+@cython.no_gc_clear   # a pool can lead to its buffers, by a callback or a subclass; `pool` stays for `__dealloc__`
 @cython.freelist(256)
 @cython.binding(False)
 cdef class Buffer:
@@ -29,6 +39,9 @@ cdef class Buffer:
             if self.pool.core.state.word:
                 self.pool.after_free()
 
+    def __reduce__(self):
+        raise TypeError("a buffer cannot be copied or pickled: it owns memory of this process")
+
     def __enter__(self):
         return self
 
@@ -44,27 +57,28 @@ cdef class Buffer:
         return f"<vpool.Buffer of {self.requested} bytes at {self.address:#x}>"
 
     cdef bint put(self) noexcept:
-        """Give the block back; False where somebody freed its address before."""
+        """Give the block back, which nobody else will then do; False where it was freed by hand before."""
         cdef Arena* arena = self.arena
+        cdef BlockId block_id = self.block_id
         cdef bint mine
+        self.block_id = 0                         # before the GIL can go to another thread that closes it too
         if likely(spin_try(&arena.lock)):
-            mine = hit_put_record(arena, self.block_id, self.generation, self.address)
+            mine = hit_put_record(arena, block_id, self.generation, self.address)
             spin_unlock(&arena.lock)
         else:
             with nogil:
                 spin_lock(&arena.lock)
-                mine = hit_put_record(arena, self.block_id, self.generation, self.address)
+                mine = hit_put_record(arena, block_id, self.generation, self.address)
                 spin_unlock(&arena.lock)
-        self.block_id = 0
         return mine
 
-    cdef bint put_on(self, stream) except -1:
-        """Give the block back as freed on a stream."""
-        cdef int slot = self.pool.freeing_slot(stream, self.arena.slot)
+    cdef bint put_on(self, int slot) noexcept:
+        """The same, as freed on the stream of a slot."""
+        cdef BlockId block_id = self.block_id
         cdef bint mine
-        with nogil:
-            mine = cross_free_record(&self.pool.core.state, self.arena, self.block_id, self.generation, slot)
         self.block_id = 0
+        with nogil:
+            mine = cross_free_record(&self.pool.core.state, self.arena, block_id, self.generation, slot)
         return mine
 
     def close(self, stream=None):
@@ -79,13 +93,21 @@ cdef class Buffer:
         ------
         DoubleFreeError
             Where its address was freed by hand before.
+        SourceError
+            Where that stream is gone and its work cannot be waited for; the buffer stays open.
         """
         cdef uint64_t address = self.address
         cdef bint mine = True
+        cdef int slot = 0
+        if self.block_id == 0:
+            self.arena = NULL
+            return
+        if stream is not None:
+            # Runs the caller's code, which may close this very buffer.
+            slot = self.pool.freeing_slot(stream, self.arena.slot)
         if self.block_id:
-            mine = self.put() if stream is None else self.put_on(stream)
-        self.arena = NULL
-        self.address = 0
+            mine = self.put() if stream is None else self.put_on(slot)
+            self.arena = NULL
         if not mine:
             raise self.pool.stray_error(address)
         if self.pool.core.state.word:
@@ -98,17 +120,17 @@ cdef class Buffer:
     @property
     def ptr(self):
         """Address of the block; 0 for zero bytes and after `close`."""
-        return PyLong_FromUnsignedLongLong(self.address)
+        return PyLong_FromUnsignedLongLong(self.address if self.block_id else 0)
 
     @property
     def nbytes(self):
         """Bytes of the block, after rounding."""
-        return self.arena.blocks[self.block_id].nbytes if self.block_id else 0
+        return self.arena.blocks[self.block_id].nbytes if still_mine(self) else 0
 
     @property
     def requested(self):
         """Bytes that were asked for."""
-        return self.arena.blocks[self.block_id].stamp if self.block_id else 0
+        return self.arena.blocks[self.block_id].stamp if still_mine(self) else 0
 
     @property
     def stream(self):
@@ -118,9 +140,9 @@ cdef class Buffer:
     @property
     def device(self):
         """Ordinal of the device."""
-        return self.pool.core.source.device
+        return self.pool.core.source.device if self.pool is not None else None
 
     @property
     def closed(self):
         """Whether the block was given back."""
-        return self.arena == NULL
+        return self.arena == NULL or (self.block_id != 0 and not still_mine(self))

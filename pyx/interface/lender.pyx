@@ -1,5 +1,6 @@
 """The way of a block out of a pool and back, as pools and buffers share it."""
 import logging
+import threading
 import weakref
 
 cimport cython
@@ -23,16 +24,21 @@ cdef enum:
 
 logger = logging.getLogger("vpool")
 _lenders = weakref.WeakSet()
+# Re-entrant: a collection inside may run a finaliser that makes a pool.
+_registering = threading.RLock()
 
 
 def pools():
     """Every pool that is open in this process, in no order."""
-    return [pool for pool in list(_lenders) if not pool.closed]
+    with _registering:
+        known = list(_lenders)
+    return [pool for pool in known if not pool.closed]
 
 
 cdef int register(Lender lender) except -1:
     """Make a pool one of `pools`."""
-    _lenders.add(lender)
+    with _registering:
+        _lenders.add(lender)
     return 0
 
 
@@ -83,12 +89,15 @@ cdef class Lender:
 
     cdef int freeing_slot(self, stream, int gone) except -1:
         """The slot of a stream that a block is freed on; `gone` if it was destroyed, after waiting for it."""
+        cdef int status
         try:
             return self.streams.slot_of(stream)
         except SourceError:
             # Its work is perhaps not complete: wait for the device.
             with nogil:
-                self.core.drain()
+                status = self.core.drain()
+            if status != STATUS_OK:
+                raise source_error(self.core, status, "the stream is gone, and the device cannot be waited for")
             return gone
 
     cdef int take_back(self, uint64_t address, stream) except -1:
@@ -138,7 +147,7 @@ cdef class Lender:
         The free itself is done, so what fails here is logged and not raised.
         """
         cdef uint64_t released = 0
-        if self.core.state.word & STATE_CLOSED:
+        if self.core.state.word & STATE_CLOSED and self.core.may_have_idle():
             error = self.release_idle(0, &released)
             if error is not None:
                 logger.warning("pool %r, closed: %s", self.name, error)

@@ -107,6 +107,12 @@ cdef class Pool(Lender):
         self.strategy = strategy
         register(self)
 
+    def __init__(self, *args, **kwargs):
+        """Done in `__cinit__`; here so that a subclass can pass on what it was given."""
+
+    def __reduce__(self):
+        raise TypeError("a pool cannot be copied or pickled: it owns memory of this process")
+
     def __repr__(self):
         return f"<vpool.Pool {self.name!r} on {self.core.source.name!r}{', closed' if self.closed else ''}>"
 
@@ -199,7 +205,8 @@ cdef class Pool(Lender):
         cdef uint64_t address
         if isinstance(ptr, Buffer):
             if (<Buffer> ptr).pool is not self:
-                raise ForeignPointerError(f"{ptr!r} is of pool {(<Buffer> ptr).pool.name!r}, not {self.name!r}")
+                owner = None if ptr.pool is None else ptr.pool.name
+                raise ForeignPointerError(f"{ptr!r} is of pool {owner!r}, not {self.name!r}")
             (<Buffer> ptr).close(stream)
             return
         address = address_of(ptr)

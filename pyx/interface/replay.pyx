@@ -60,8 +60,8 @@ cdef class Replayer:
     ----------
     pool : Pool
     trace : vpool.Trace
-    streams : list of int
-        Handle of the stream that stands for each of the trace's.
+    streams : dict of int
+        Handle of the stream that stands for each of the trace's, by its index.
     pessimistic : bool
         Let work on a simulated stream be complete only at the trace's next mark, not at the free.
     patterns : bool
@@ -106,13 +106,17 @@ cdef class Replayer:
         self.stream = trace.stream
         marks = np.searchsorted(trace.t_us, trace.marks_us).astype(np.int64)
         self.marks = np.append(np.sort(marks), np.int64(2**62))
-        self.slots = np.array([pool.streams.slot_of(stream) for stream in streams] or [0], np.uint16)
+        slots = np.zeros(max(streams, default=0) + 1, np.uint16)
+        simulated = np.zeros(len(slots), np.int32)
         self.simulated = self.source.driver if isinstance(self.source.driver, StreamedDriver) else None
         self.pessimistic = pessimistic
         if pessimistic and self.simulated is None:
             raise ValueError(f"when work on source {self.source.name!r} is complete is the device's to say")
-        self.simulated_streams = np.array(
-            [self.simulated.index_of(stream) if self.simulated else 0 for stream in streams] or [0], np.int32)
+        for index, stream in streams.items():
+            slots[index] = pool.streams.slot_of(stream)
+            simulated[index] = self.simulated.index_of(stream) if self.simulated is not None else 0
+        self.slots = slots
+        self.simulated_streams = simulated
         # One entry more than there are, so that no view is ever empty.
         self.address = np.zeros(trace.allocations + 1, np.uint64)
         self.size = np.zeros(trace.allocations + 1, np.uint64)
@@ -184,7 +188,9 @@ cdef class Replayer:
             return False
         if self.pessimistic:
             self.simulated.queue_at(self.simulated_streams[self.stream[event]])
-        core_deallocate(self.pool.core, self.pool.core.state.arenas[self.slot[number]], self.address[number])
+        if not core_deallocate(self.pool.core, self.pool.core.state.arenas[self.slot[number]], self.address[number]):
+            self.mismatch = event                 # the pool does not know its own block
+            return False
         self.address[number] = 0
         return True
 

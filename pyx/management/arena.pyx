@@ -1,10 +1,10 @@
 """What an arena does rarely: it is made, its index grows, segments come and go, alignment is found."""
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
-from vpool._base.lock cimport spin_lock, spin_unlock
+from vpool._base.lock cimport atomic_read, atomic_write, spin_lock, spin_unlock
 from vpool._base.memory cimport lazy_release, lazy_reserve
 from vpool._base.types cimport BLOCK_EDGE, BLOCK_FREE, GRANULE, Block, BlockId, round_up
-from vpool._management.arena cimport CLASSES_PER_ROW, ROWS, Arena, Dependency
+from vpool._management.arena cimport CLASSES_PER_ROW, ROWS, Arena, Dependency, Peaks
 from vpool._management.freelist cimport class_of, freelist_find, freelist_insert, freelist_remove
 from vpool._management.hit cimport hit_cut, hit_take_from
 from vpool._management.index cimport index_bucket
@@ -65,6 +65,44 @@ cdef void arena_delete(Arena* arena) noexcept nogil:
     _release(arena.uses, arena.capacity * sizeof(uint32_t))
     _release(arena.dependencies, MOST_DEPENDENCIES * sizeof(Dependency))
     lazy_release(arena, sizeof(Arena))
+
+
+cdef void _share_out(Peaks* peaks) noexcept nogil:
+    """Set every arena's ceilings anew, from what the peaks leave above the present sums."""
+    cdef Arena* arena = peaks.first
+    cdef uint64_t allocated = 0
+    cdef uint64_t requested = 0
+    while arena != NULL:
+        allocated += atomic_read(arena.allocated_bytes)
+        requested += atomic_read(arena.requested_bytes)
+        arena = arena.next_arena
+    if allocated > peaks.allocated_bytes:
+        peaks.allocated_bytes = allocated
+    if requested > peaks.requested_bytes:
+        peaks.requested_bytes = requested
+    allocated = (peaks.allocated_bytes - allocated) // peaks.count
+    requested = (peaks.requested_bytes - requested) // peaks.count
+    arena = peaks.first
+    while arena != NULL:
+        atomic_write(arena.allocated_ceiling, atomic_read(arena.allocated_bytes) + allocated)
+        atomic_write(arena.requested_ceiling, atomic_read(arena.requested_bytes) + requested)
+        arena = arena.next_arena
+
+
+cdef void arena_raise_peaks(Arena* arena) noexcept nogil:
+    """The arena has passed a ceiling: see whether the pool has passed its peak."""
+    spin_lock(&arena.peaks.lock)
+    _share_out(arena.peaks)
+    spin_unlock(&arena.peaks.lock)
+
+
+cdef void peaks_reset(Peaks* peaks) noexcept nogil:
+    """Begin anew with what is there now."""
+    spin_lock(&peaks.lock)
+    peaks.allocated_bytes = 0
+    peaks.requested_bytes = 0
+    _share_out(peaks)
+    spin_unlock(&peaks.lock)
 
 
 cdef void _split_bucket(Arena* arena) noexcept nogil:

@@ -1,11 +1,14 @@
 """The core of a pool: slots, segments, limits, growth, and the ladder of a miss."""
 cimport cython
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free
 
 from vpool._base.lock cimport atomic_add, atomic_read, atomic_write, spin_lock, spin_unlock
 from vpool._base.memory cimport lazy_release, lazy_reserve
 from vpool._base.turn cimport turn_destroy, turn_give, turn_init, turn_take
 from vpool._base.types cimport (
+    BLOCK_FREE,
+    BLOCK_LIVE,
     GRANULE,
     MAX_SLOTS,
     SEGMENT_ROUNDING,
@@ -16,12 +19,14 @@ from vpool._base.types cimport (
 )
 from vpool._management.arena cimport (
     Arena,
+    Peaks,
     arena_add_segment,
     arena_at_rest,
     arena_delete,
     arena_new,
     arena_remove_segment,
     arena_take_aligned,
+    peaks_reset,
 )
 from vpool._management.core cimport core_deallocate, request_broken
 from vpool._management.cross cimport cross_merge, cross_ready, cross_recall, cross_steal
@@ -185,11 +190,12 @@ cdef class Core:
         self.state.rule.initial = initial
         self.state.rule.factor = factor
         self.state.rule.step = step
+        self.state.peaks = <Peaks*> calloc(1, sizeof(Peaks))
         turn_init(&self.state.growth_turn)
         turn_init(&self.state.crossing_turn)
         self.state.segments = <Segment*> lazy_reserve(MOST_SEGMENTS * sizeof(Segment))
         self.state.table = <Slot*> lazy_reserve(MAX_SLOTS * sizeof(Slot))
-        if self.state.segments == NULL or self.state.table == NULL or self.open_slot(0, 0, 0) != 0:
+        if self.state.segments == NULL or self.state.table == NULL or self.state.peaks == NULL or self.open_slot(0, 0, 0) != 0:
             raise MemoryError("no address space for the pool's own records")
 
     def __dealloc__(self):
@@ -205,6 +211,7 @@ cdef class Core:
             for i in range(state.segment_count):
                 self.source.surrender(&state.segments[i].span, &state.segments[i].handle)
             lazy_release(state.segments, MOST_SEGMENTS * sizeof(Segment))
+        free(state.peaks)
         turn_destroy(&state.growth_turn)
         turn_destroy(&state.crossing_turn)
 
@@ -222,6 +229,12 @@ cdef class Core:
             if state.slots < MAX_SLOTS:
                 slot = state.slots
                 arena.slot = slot
+                arena.peaks = state.peaks
+                spin_lock(&state.peaks.lock)
+                arena.next_arena = state.peaks.first
+                state.peaks.first = arena
+                state.peaks.count += 1
+                spin_unlock(&state.peaks.lock)
                 state.arenas[slot] = arena
                 state.table[slot].stream = stream
                 state.table[slot].unique_id = unique_id
@@ -429,6 +442,30 @@ cdef class Core:
         turn_give(&self.state.crossing_turn)
         return status
 
+    cdef bint may_have_idle(self) noexcept nogil:
+        """Whether a segment may be wholly free: some has no live block in its first place."""
+        cdef CoreState* state = &self.state
+        cdef uint32_t i
+        cdef Segment* segment
+        cdef BlockId block_id
+        cdef bint found = False
+        spin_lock(&state.lock)
+        for i in range(state.segment_count):
+            segment = &state.segments[i]
+            if segment.edge:
+                spin_lock(&segment.arena.lock)
+                block_id = segment.arena.blocks[segment.edge].next
+                # Pending or lent ones may be free once the device was waited for.
+                found = segment.arena.blocks[block_id].state != BLOCK_LIVE and (
+                    segment.arena.blocks[block_id].state != BLOCK_FREE
+                    or segment.arena.blocks[block_id].nbytes == segment.nbytes)
+                spin_unlock(&segment.arena.lock)
+            if found or segment.edge == 0:
+                found = True
+                break
+        spin_unlock(&state.lock)
+        return found
+
     cdef bint next_idle(self, uint64_t keep, uint32_t* cursor, Segment* idle) noexcept nogil:
         """Take one wholly free segment out of the pool, if `keep` bytes stay reserved without it.
 
@@ -482,18 +519,10 @@ cdef class Core:
 
     cdef void reset_peaks(self) noexcept nogil:
         """Begin anew with the highest values: they are what is there now."""
-        cdef CoreState* state = &self.state
-        cdef Arena* arena
-        cdef uint32_t slot
-        spin_lock(&state.lock)
-        state.peak_reserved = state.reserved
-        for slot in range(state.slots):
-            arena = state.arenas[slot]
-            spin_lock(&arena.lock)
-            arena.peak_allocated_bytes = arena.allocated_bytes
-            arena.peak_requested_bytes = arena.requested_bytes
-            spin_unlock(&arena.lock)
-        spin_unlock(&state.lock)
+        spin_lock(&self.state.lock)
+        self.state.peak_reserved = self.state.reserved
+        spin_unlock(&self.state.lock)
+        peaks_reset(self.state.peaks)
 
     cdef Segment* segment_of(self, uint64_t address) noexcept nogil:
         """The segment that `address` lies in, or NULL.  `state.lock` is held.  O(segments)."""

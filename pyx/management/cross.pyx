@@ -4,7 +4,7 @@ from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from vpool._base.lock cimport atomic_add, atomic_read, spin_lock, spin_unlock
 from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, FLAG_USED, GRANULE, Block, BlockId, round_up
 from vpool._management.arena cimport Arena, Dependency, arena_find_aligned, arena_take_aligned
-from vpool._management.freelist cimport freelist_find
+from vpool._management.freelist cimport freelist_find, freelist_insert, freelist_remove
 from vpool._management.hit cimport hit_put
 from vpool._management.index cimport index_find, index_remove
 from vpool._management.lend cimport (
@@ -15,6 +15,7 @@ from vpool._management.lend cimport (
     lend_live,
     lend_out,
     lend_return,
+    lend_unadopt,
 )
 from vpool._management.merge cimport merge_free
 from vpool._management.order cimport order_drain, order_make, order_mark, order_poll, order_proved
@@ -127,10 +128,10 @@ cdef void _give_home(CoreState* state, Source source, Extent* extent) noexcept n
     spin_unlock(&owner.lock)
     if not kept:
         # No record left to remember the dependency with: make it true instead.
-        order_drain(state, source)
-        spin_lock(&owner.lock)
-        merge_free(owner, extent.lent)
-        spin_unlock(&owner.lock)
+        if order_drain(state, source) == STATUS_OK:
+            spin_lock(&owner.lock)
+            merge_free(owner, extent.lent)
+            spin_unlock(&owner.lock)
 
 
 cdef bint _recall_from(CoreState* state, Source source, Arena* arena) noexcept nogil:
@@ -318,14 +319,35 @@ cdef bint _leave(CoreState* state, Arena* arena, BlockId block_id, uint16_t free
     return True
 
 
-cdef void _arrive(Arena* user, Extent* extent) noexcept nogil:
-    """Put what `_leave` took into the arena of the stream it was freed on."""
-    cdef BlockId adopted
-    spin_lock(&user.lock)
+cdef bint _settle_in(CoreState* state, Arena* user, Extent* extent) noexcept nogil:
+    """Put what `_leave` took into the arena of the stream it was freed on; False where no record is left.
+
+    That stream was named by the caller, but nothing says that it comes after the owner's own work: unless
+    that is proved, the block is pending there.  The user's lock is held.
+    """
+    cdef BlockId edge_id, block_id
+    cdef uint64_t owners_work = atomic_read(extent.owner.sequence)
     extent.stamp = user.sequence
-    adopted = lend_adopt(user, extent)
+    edge_id = lend_adopt(user, extent)
+    if edge_id == 0:
+        return False
+    if order_proved(state, user.slot, extent.owner.slot, owners_work):
+        return True
+    block_id = user.blocks[edge_id].next
+    freelist_remove(user, &user.blocks[block_id])
+    if pending_add(user, block_id, extent.owner, owners_work):
+        return True
+    freelist_insert(user, block_id, &user.blocks[block_id])
+    lend_unadopt(user, edge_id, extent)
+    return False
+
+
+cdef void _arrive(CoreState* state, Arena* user, Extent* extent) noexcept nogil:
+    cdef bint arrived
+    spin_lock(&user.lock)
+    arrived = _settle_in(state, user, extent)
     spin_unlock(&user.lock)
-    if adopted == 0:
+    if not arrived:
         spin_lock(&extent.owner.lock)
         lend_home(extent)
         pending_add(extent.owner, extent.lent, user, extent.stamp)
@@ -333,7 +355,7 @@ cdef void _arrive(Arena* user, Extent* extent) noexcept nogil:
 
 
 cdef bint cross_free(CoreState* state, uint64_t address, uint16_t freer) noexcept nogil:
-    """Free a block of any stream on another one: that one has it from now on, with no driver call.
+    """Free a block of any stream on another one: that one has it from now on, with no driver call here.
 
     False where no arena has a live block there.
     """
@@ -353,7 +375,7 @@ cdef bint cross_free(CoreState* state, uint64_t address, uint16_t freer) noexcep
             moves = _leave(state, arena, block_id, freer, &extent)
         spin_unlock(&arena.lock)
         if moves:
-            _arrive(state.arenas[freer], &extent)
+            _arrive(state, state.arenas[freer], &extent)
         if block_id:
             return True
     return False
@@ -376,7 +398,7 @@ cdef bint cross_free_record(CoreState* state, Arena* arena, BlockId block_id, ui
             moves = _leave(state, arena, block_id, freer, &extent)
     spin_unlock(&arena.lock)
     if moves:
-        _arrive(state.arenas[freer], &extent)
+        _arrive(state, state.arenas[freer], &extent)
     return mine
 
 

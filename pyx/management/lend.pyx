@@ -70,6 +70,23 @@ cdef void lend_live(Arena* owner, BlockId block_id, uint16_t borrower, Extent* e
     _mark_lent(owner, block_id, borrower, extent)
 
 
+cdef void lend_unadopt(Arena* borrower, BlockId edge_id, Extent* extent) noexcept nogil:
+    """Take an extent that is one listed free block out of the arena again."""
+    cdef Block* edge = &borrower.blocks[edge_id]
+    cdef BlockId next_id = edge.list_prev
+    extent.owner = <Arena*> edge.stamp
+    extent.lent = edge.list_next
+    extent.address = borrower.blocks[edge.next].address
+    extent.nbytes = borrower.blocks[edge.next].nbytes
+    if edge.prev:
+        borrower.blocks[edge.prev].list_prev = next_id
+    else:
+        borrower.adopted = next_id
+    if next_id:
+        borrower.blocks[next_id].prev = edge.prev
+    arena_remove_segment(borrower, edge_id, extent.nbytes)
+
+
 cdef int lend_return(Arena* borrower, Extent* extents, int most) noexcept nogil:
     """Take extents that are one free block out of the arena; how many."""
     cdef int count = 0
@@ -84,19 +101,9 @@ cdef int lend_return(Arena* borrower, Extent* extents, int most) noexcept nogil:
         next_id = edge.list_prev
         if block.state == BLOCK_FREE and block.next == 0:
             extent = &extents[count]
-            extent.owner = <Arena*> edge.stamp
-            extent.lent = edge.list_next
-            extent.address = block.address
-            extent.nbytes = block.nbytes
-            extent.freer = borrower
             extent.stamp = block.stamp
-            if edge.prev:
-                borrower.blocks[edge.prev].list_prev = next_id
-            else:
-                borrower.adopted = next_id
-            if next_id:
-                borrower.blocks[next_id].prev = edge.prev
-            arena_remove_segment(borrower, edge_id, block.nbytes)
+            extent.freer = borrower
+            lend_unadopt(borrower, edge_id, extent)
             count += 1
         edge_id = next_id
     return count

@@ -77,7 +77,7 @@ cdef int order_mark(CoreState* state, Source source, uint16_t freer, uint64_t nu
     # Raised before the record: see `Arena.sequence`.  An exchange, since a plain store could be seen
     # by other threads only after the record.
     number = atomic_exchange(state.arenas[freer].sequence, atomic_read(state.arenas[freer].sequence) + 1)
-    status = source.driver.event_record(marker.event, slot.stream)
+    status = source.record_event(marker.event, slot.stream)
     if status != STATUS_OK:
         # The number is spent: nothing was proved for it, so its frees are covered by the next marker.
         atomic_exchange(state.arenas[freer].wanted, 1)
@@ -106,7 +106,7 @@ cdef int order_make(CoreState* state, Source source, uint16_t user, uint16_t fre
             return STATUS_OK
         for i in range(slot.marker_count if order_reachable(source, &state.table[user]) else 0):
             if slot.markers[i].number >= number:
-                status = source.driver.stream_wait_event(state.table[user].stream, slot.markers[i].event)
+                status = source.wait_for_event(state.table[user].stream, slot.markers[i].event)
                 if status == STATUS_OK:
                     atomic_write(state.table[user].waited[freer], slot.markers[i].number)
                     atomic_add(state.waits, 1)

@@ -29,12 +29,12 @@ cdef void walk_totals(Core core, Totals* totals) noexcept nogil:
     memset(totals, 0, sizeof(Totals))
     totals.reserved_bytes = core.state.reserved
     totals.peak_reserved_bytes = core.state.peak_reserved
+    totals.peak_allocated_bytes = core.state.peaks.allocated_bytes
+    totals.peak_requested_bytes = core.state.peaks.requested_bytes
     for slot in range(core.state.slots):
         arena = core.state.arenas[slot]
         totals.allocated_bytes += arena.allocated_bytes
         totals.requested_bytes += arena.requested_bytes
-        totals.peak_allocated_bytes += arena.peak_allocated_bytes
-        totals.peak_requested_bytes += arena.peak_requested_bytes
         totals.allocations += arena.allocations
         totals.live_blocks += arena.live_blocks
         totals.pending_bytes += arena.pending_bytes
@@ -316,10 +316,10 @@ cdef bint _check_arena(Arena* arena, Tally* tally, Broken* broken) noexcept nogi
                     arena.allocated_bytes, tally.allocated)
         and _expect(broken, arena.requested_bytes == tally.requested, b"requested bytes add up", 0,
                     arena.requested_bytes, tally.requested)
-        and _expect(broken, arena.peak_allocated_bytes >= arena.allocated_bytes, b"a peak is no less than the figure",
-                    0, arena.peak_allocated_bytes, arena.allocated_bytes)
-        and _expect(broken, arena.peak_requested_bytes >= arena.requested_bytes, b"a peak is no less than the figure",
-                    0, arena.peak_requested_bytes, arena.requested_bytes)
+        and _expect(broken, arena.allocated_ceiling >= arena.allocated_bytes, b"an arena is below its ceiling", 0,
+                    arena.allocated_ceiling, arena.allocated_bytes)
+        and _expect(broken, arena.requested_ceiling >= arena.requested_bytes, b"an arena is below its ceiling", 0,
+                    arena.requested_ceiling, arena.requested_bytes)
         and _expect(broken, records + spare == arena.fresh, b"no record is lost", 0, records + spare, arena.fresh)
         and _expect(broken, pending == tally.pending, b"every pending block is listed once", 0, pending, tally.pending)
         and _expect(broken, arena.pending_blocks == tally.pending, b"pending blocks are counted", 0,

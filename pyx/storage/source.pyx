@@ -6,6 +6,9 @@ from vpool._storage.driver cimport STATUS_OK, Driver
 
 from vpool.errors import SourceError
 
+cdef enum:
+    LAST_DEFAULT_STREAM = 2       # 0 and 1 are the legacy default stream, 2 the per-thread one
+
 
 @cython.no_gc   # refers to its driver alone: no cycle can form, and none may take the driver away
 cdef class Source:
@@ -140,6 +143,28 @@ cdef class Source:
         if status != STATUS_OK:
             return status
         return self._leave_device(previous, self.driver.event_create(event))
+
+    cdef int record_event(self, uint64_t event, uint64_t stream) noexcept nogil:
+        cdef int previous
+        cdef int status
+        if stream > LAST_DEFAULT_STREAM:
+            return self.driver.event_record(event, stream)
+        # The handles of the default streams mean those of the current device.
+        status = self._enter_device(&previous)
+        if status != STATUS_OK:
+            return status
+        return self._leave_device(previous, self.driver.event_record(event, stream))
+
+    cdef int wait_for_event(self, uint64_t stream, uint64_t event) noexcept nogil:
+        """Make work that is queued on a stream from now on come after an event."""
+        cdef int previous
+        cdef int status
+        if stream > LAST_DEFAULT_STREAM:
+            return self.driver.stream_wait_event(stream, event)
+        status = self._enter_device(&previous)
+        if status != STATUS_OK:
+            return status
+        return self._leave_device(previous, self.driver.stream_wait_event(stream, event))
 
     cdef int synchronize(self) noexcept nogil:
         """Return when all work that was queued on the device is complete."""

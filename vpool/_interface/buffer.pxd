@@ -14,4 +14,4 @@ cdef class Buffer:
     cdef uint16_t generation
 
     cdef bint put(self) noexcept
-    cdef bint put_on(self, stream) except -1
+    cdef bint put_on(self, int slot) noexcept

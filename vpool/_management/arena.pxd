@@ -13,12 +13,25 @@ cdef enum:
     CLASSES_PER_ROW = 1 << CLASS_BITS
     ROWS = 52                     # sizes up to 2**63 - 1 in granules of 2**8
 
+cdef struct Arena
+
 cdef struct Dependency:
     # A stream that a block was recorded for.  In a live block's list `number` means nothing yet; the
     # free stamps it.
     Arena* arena                  # of that stream
     uint64_t number               # work up to this stamp has to be complete, or waited for
     uint32_t next
+
+cdef struct Peaks:
+    # The highest sums over a pool's arenas.  Each arena may rise to its ceiling without asking: the
+    # ceilings of all together never pass the peak, so that a sum above it is never missed, and an
+    # arena looks at the others only near a new peak.  With threads at work each sum is one that was
+    # there within the moment of adding it up.
+    SpinLock lock                 # of every field, and of all ceilings; taken last, under an arena's lock
+    uint64_t allocated_bytes
+    uint64_t requested_bytes
+    Arena* first
+    uint32_t count
 
 cdef struct Arena:
     # Guards every field below and every record of this arena's blocks; `_base/lock.pxd` has the rule.
@@ -41,8 +54,10 @@ cdef struct Arena:
     # Counters.  Written under the lock, read by `stats` without it.
     uint64_t allocated_bytes
     uint64_t requested_bytes
-    uint64_t peak_allocated_bytes
-    uint64_t peak_requested_bytes
+    uint64_t allocated_ceiling    # see Peaks
+    uint64_t requested_ceiling
+    Peaks* peaks
+    Arena* next_arena             # of the same pool
     uint64_t served_bytes         # of every block ever lent
     uint64_t allocations
     # The stamp of the next free: the number that the next marker on this slot's stream will have.
@@ -77,6 +92,8 @@ cdef struct Arena:
 cdef Arena* arena_new(uint16_t slot, uint64_t minimum_remainder) noexcept nogil
 cdef void arena_delete(Arena* arena) noexcept nogil
 cdef void arena_grow_index(Arena* arena) noexcept nogil
+cdef void arena_raise_peaks(Arena* arena) noexcept nogil
+cdef void peaks_reset(Peaks* peaks) noexcept nogil
 cdef BlockId arena_add_segment(Arena* arena, uint64_t address, uint64_t nbytes) noexcept nogil
 cdef bint arena_remove_segment(Arena* arena, BlockId edge_id, uint64_t nbytes) noexcept nogil
 cdef BlockId arena_find_aligned(Arena* arena, uint64_t nbytes, uint64_t alignment) noexcept nogil

@@ -6,7 +6,7 @@ that a free block whose class does not change stays where it is in its list.
 from libc.stdint cimport uint16_t, uint64_t
 
 from vpool._base.types cimport BLOCK_LIVE, Block, BlockId, unlikely
-from vpool._management.arena cimport Arena
+from vpool._management.arena cimport Arena, arena_raise_peaks
 from vpool._management.freelist cimport freelist_find, freelist_remove, freelist_resize
 from vpool._management.index cimport index_insert, index_remove
 from vpool._management.merge cimport merge_free
@@ -56,10 +56,8 @@ cdef inline BlockId hit_take_from(Arena* arena, BlockId block_id, uint64_t nbyte
     arena.served_bytes += requested
     arena.allocated_bytes += block.nbytes
     arena.requested_bytes += requested
-    if arena.allocated_bytes > arena.peak_allocated_bytes:
-        arena.peak_allocated_bytes = arena.allocated_bytes
-    if arena.requested_bytes > arena.peak_requested_bytes:
-        arena.peak_requested_bytes = arena.requested_bytes
+    if unlikely(arena.allocated_bytes > arena.allocated_ceiling or arena.requested_bytes > arena.requested_ceiling):
+        arena_raise_peaks(arena)
     return block_id
 
 

@@ -4,7 +4,7 @@ from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from vpool._base.lock cimport SpinLock, spin_lock, spin_unlock
 from vpool._base.turn cimport Turn
 from vpool._base.types cimport MAX_SLOTS, BlockId
-from vpool._management.arena cimport Arena
+from vpool._management.arena cimport Arena, Peaks
 from vpool._storage.source cimport Handle, Range
 
 cdef enum StateBit:
@@ -90,6 +90,7 @@ cdef struct CoreState:
     uint64_t reserved
     uint64_t peak_reserved
     GrowthRule rule
+    Peaks* peaks
     uint64_t base_slack           # bytes that a base which is no multiple of the granule costs
     int last_failure              # status of the source when a request last failed; OK: the limit
     # Counters, atomic.

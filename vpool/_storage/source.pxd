@@ -32,6 +32,8 @@ cdef class Source:
     cdef int surrender(self, Range* span, Handle* handle) noexcept nogil
     cdef int memory_info(self, uint64_t* free, uint64_t* total) noexcept nogil
     cdef int create_event(self, uint64_t* event) noexcept nogil
+    cdef int record_event(self, uint64_t event, uint64_t stream) noexcept nogil
+    cdef int wait_for_event(self, uint64_t stream, uint64_t event) noexcept nogil
     cdef int synchronize(self) noexcept nogil
     cdef int fill(self, uint64_t address, uint32_t word, uint64_t words) noexcept nogil
     cdef int read(self, void* host, uint64_t address, uint64_t nbytes) noexcept nogil

@@ -18,8 +18,15 @@ __all__ = ["main"]
 COMMANDS = ("demo", "doctor", "replay", "bench")
 
 
+class _Parser(argparse.ArgumentParser):
+    """Wrong usage is one line on standard error."""
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
 def _parser():
-    parser = argparse.ArgumentParser(prog="vpool", description="A GPU memory pool for Python.")
+    parser = _Parser(prog="vpool", description="A GPU memory pool for Python.")
     parser.add_argument("--version", action="version", version=f"vpool {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name in COMMANDS:
@@ -45,7 +52,8 @@ def main(argv=None):
         result = args.run(args)
         if args.json:
             print(json.dumps(result, indent=2))
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except (Error, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
         if isinstance(error, BrokenPipeError):
             # Whoever read has gone, as `head` does; nothing more can be told on this stream.

@@ -24,13 +24,11 @@ _STRATEGIES = {
 
 
 def prepare(parser):
-    parser.add_argument("--source", help="host or cuda; the best one here if not given")
+    parser.add_argument("--source", choices=tuple(_MOST), help="the best one here if not given")
 
 
 def run(args):
     source = resolve(args.source)
-    if not source.has_memory:
-        raise ValueError(f"the demo checks bytes, and source {source.name!r} has none: use host or cuda")
     whole = bundled_trace()
     most = min(_MOST[source.name], source.memory()[0] // _SHARE_OF_FREE)
     trace = whole.scaled(most)

@@ -13,9 +13,12 @@ HELP = "Replay a recorded trace through a pool, and show what it reserved and ho
 def size(text):
     """A size on the command line."""
     try:
-        return parse_size(text)
+        nbytes = parse_size(text)
     except (ValueError, OverflowError) as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+    if nbytes == 0:
+        raise argparse.ArgumentTypeError("must be at least 1 byte")
+    return nbytes
 
 
 def count(text):
@@ -32,7 +35,9 @@ def count(text):
 def prepare(parser):
     parser.add_argument("trace", metavar="TRACE", help="a trace file (.npz)")
     parser.add_argument("--strategy", default="dynamic", help="dynamic (the default)")
-    parser.add_argument("--source", default="simulated", help="simulated (the default), host or cuda")
+    parser.add_argument(
+        "--source", default="simulated", choices=("simulated", "host", "cuda"), help="simulated if not given"
+    )
     parser.add_argument("--capacity", type=size, metavar="N", help="bytes that the pool may take, as 20GiB")
     parser.add_argument("--passes", type=count, default=1, metavar="N", help="replays into the same pool")
     parser.add_argument(
