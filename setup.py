@@ -16,7 +16,18 @@ GENERATED = ROOT / "build" / "cython"
 MODULES = {
     "storage": ("driver", "simulated_streams", "host_driver", "simulated_driver", "fake_cuda", "cuda_driver", "source"),
     "management": ("order", "pending", "arena", "lend", "cross", "core", "walk"),
-    "interface": ("arguments", "streams", "snapshot", "diagnosis", "pressure", "lender", "buffer", "pool", "replay", "bench"),
+    "interface": (
+        "arguments",
+        "streams",
+        "snapshot",
+        "diagnosis",
+        "pressure",
+        "lender",
+        "buffer",
+        "pool",
+        "replay",
+        "bench",
+    ),
 }
 WITH_CUDA_HEADERS = {"cuda_driver"}
 DIRECTIVES = {

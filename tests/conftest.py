@@ -8,13 +8,11 @@ import vpool
 from tests.helpers.pools import host_pool, simulated_pool
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def little_garbage():
     """A collection, which each request that fails makes, need not look at all that the tests are made of."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture
