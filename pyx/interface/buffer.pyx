@@ -3,7 +3,7 @@ cimport cython
 from cpython.long cimport PyLong_FromUnsignedLongLong
 from libc.stdint cimport uint64_t
 
-from vpool._base.lock cimport spin_lock, spin_try, spin_unlock
+from vpool._base.lock cimport atomic_read, spin_lock, spin_try, spin_unlock
 from vpool._base.types cimport BLOCK_LIVE, Block, BlockId, likely
 from vpool._management.arena cimport Arena
 from vpool._management.cross cimport cross_free_record
@@ -135,7 +135,7 @@ cdef class Buffer:
     @property
     def stream(self):
         """Handle of the stream that the block was allocated for; 0 is the legacy default stream."""
-        return self.pool.core.state.table[self.arena.slot].stream if self.arena != NULL else 0
+        return atomic_read(self.pool.core.state.table[self.arena.slot].stream) if self.arena != NULL else 0
 
     @property
     def device(self):

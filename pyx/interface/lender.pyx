@@ -7,7 +7,7 @@ cimport cython
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
-from vpool._base.lock cimport spin_lock, spin_try, spin_unlock
+from vpool._base.lock cimport atomic_read, spin_lock, spin_try, spin_unlock
 from vpool._base.types cimport GRANULE, BlockId, likely, round_up
 from vpool._interface.diagnosis cimport source_error, stray
 from vpool._management.arena cimport Arena
@@ -135,7 +135,7 @@ cdef class Lender:
         """Give what is idle back to the source, but for `keep` bytes; the exception for what it refused, or None."""
         cdef int status = STATUS_OK
         with nogil:
-            if self.core.state.reserved:
+            if atomic_read(self.core.state.reserved):
                 status = self.core.drain()
             if status == STATUS_OK:
                 status = self.core.release_idle(keep, released)

@@ -5,7 +5,7 @@ cimport cython
 from cpython.long cimport PyLong_FromUnsignedLongLong
 from libc.stdint cimport uint64_t
 
-from vpool._base.lock cimport spin_try, spin_unlock
+from vpool._base.lock cimport atomic_write, spin_try, spin_unlock
 from vpool._base.types cimport GRANULE, BlockId
 from vpool._interface.arguments cimport address_of, checked_alignment, size_of
 from vpool._interface.buffer cimport Buffer
@@ -396,7 +396,7 @@ cdef class Pool(Lender):
         SourceError
             Where the source refuses to take memory; it stays with the pool.
         """
-        self.core.state.word |= STATE_CLOSED
+        atomic_write(self.core.state.word, self.core.state.word | STATE_CLOSED)
         cdef uint64_t released = 0
         error = self.release_idle(0, &released)
         if error is not None:

@@ -3,7 +3,7 @@ import gc
 import logging
 import threading
 
-from vpool._base.lock cimport atomic_add
+from vpool._base.lock cimport atomic_add, atomic_read
 from vpool._interface.diagnosis cimport failure
 from vpool._management.core cimport Core, core_deallocate, request_broken
 from vpool._management.state cimport (
@@ -64,7 +64,7 @@ cdef class Pressure:
         """Log that the pool has grown."""
         logger.debug(
             "pool %r grew by %s to %s for a request of %s",
-            name, format_bytes(request.grown), format_bytes(self.core.state.reserved),
+            name, format_bytes(request.grown), format_bytes(atomic_read(self.core.state.reserved)),
             format_bytes(request.requested),
         )
         if request.refused:

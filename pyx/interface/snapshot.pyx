@@ -6,6 +6,7 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from vpool._base.lock cimport atomic_read
 from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, BLOCK_PENDING, BLOCK_UNMAPPED
 from vpool._management.core cimport Core
+from vpool._management.state cimport slot_count
 from vpool._management.walk cimport BlockCopy, SegmentCopy, Totals, walk_copy, walk_totals
 
 from vpool._management.core import RUNG_NAMES
@@ -49,7 +50,8 @@ cdef tuple copy_records(Core core, str name):
                               span_capacity, &span_count, &totals)
     copies = copies[:count]
     spans = spans[:span_count]
-    by_slot = np.array([core.state.table[slot].stream for slot in range(core.state.slots)], np.uint64)
+    slots = range(slot_count(&core.state))
+    by_slot = np.array([atomic_read(core.state.table[slot].stream) for slot in slots], np.uint64)
     blocks = np.empty(count, BLOCK_DTYPE)
     for field in ("address", "nbytes", "requested", "segment", "tag"):
         blocks[field] = copies[field]
@@ -70,7 +72,7 @@ cdef tuple copy_records(Core core, str name):
         "limit_bytes": core.state.limit,
         "device_free_bytes": device_free,
         "device_total_bytes": device_total,
-        "base_slack_bytes": core.state.base_slack,
+        "base_slack_bytes": atomic_read(core.state.base_slack),
         "reserved_bytes": totals.reserved_bytes,
         "peak_reserved_bytes": totals.peak_reserved_bytes,
         "peak_allocated_bytes": totals.peak_allocated_bytes,

@@ -4,6 +4,7 @@ import weakref
 
 from libc.stdint cimport uint64_t
 
+from vpool._base.lock cimport atomic_read, atomic_write
 from vpool._management.core cimport Core
 from vpool._management.order cimport thread_number
 from vpool._storage.driver cimport STATUS_OK
@@ -110,7 +111,7 @@ cdef class StreamTable:
             name = self.core.source.driver.error_name(status)
             raise SourceError(f"{handle:#x} is no stream of device {self.core.source.device}: {name}", name)
         slot = self.by_handle.get(handle)
-        if slot is not None and self.core.state.table[<int> slot].unique_id == unique_id:
+        if slot is not None and atomic_read(self.core.state.table[<int> slot].unique_id) == unique_id:
             return slot
         return self.open_slot(handle, unique_id, 0)
 
@@ -122,10 +123,10 @@ cdef class StreamTable:
                 return self.by_thread[thread]
             if not thread and handle in self.by_handle:
                 before = self.by_handle[handle]
-                if self.core.state.table[before].unique_id == unique_id:
+                if atomic_read(self.core.state.table[before].unique_id) == unique_id:
                     return before
                 # The handle came back: the stream that had it is gone.
-                self.core.state.table[before].gone = True
+                atomic_write(self.core.state.table[before].gone, True)
             with nogil:
                 if self.core.state.slots >= ENOUGH_SLOTS:
                     slot = self.core.reopen_slot(handle, unique_id, thread, False)
@@ -148,7 +149,7 @@ cdef class StreamTable:
     def thread_ended(self, int slot, thread):
         """A thread is over, and with it its per-thread default stream; nothing can be queued there any more."""
         if self.by_thread.pop(thread, None) == slot:
-            self.core.state.table[slot].gone = True
+            atomic_write(self.core.state.table[slot].gone, True)
 
     def _drop(self, slot):
         """Forget whatever led to a slot."""

@@ -77,9 +77,9 @@ cdef void _share_out(Peaks* peaks) noexcept nogil:
         requested += atomic_read(arena.requested_bytes)
         arena = arena.next_arena
     if allocated > peaks.allocated_bytes:
-        peaks.allocated_bytes = allocated
+        atomic_write(peaks.allocated_bytes, allocated)
     if requested > peaks.requested_bytes:
-        peaks.requested_bytes = requested
+        atomic_write(peaks.requested_bytes, requested)
     allocated = (peaks.allocated_bytes - allocated) // peaks.count
     requested = (peaks.requested_bytes - requested) // peaks.count
     arena = peaks.first
@@ -99,8 +99,8 @@ cdef void arena_raise_peaks(Arena* arena) noexcept nogil:
 cdef void peaks_reset(Peaks* peaks) noexcept nogil:
     """Begin anew with what is there now."""
     spin_lock(&peaks.lock)
-    peaks.allocated_bytes = 0
-    peaks.requested_bytes = 0
+    atomic_write(peaks.allocated_bytes, 0)
+    atomic_write(peaks.requested_bytes, 0)
     _share_out(peaks)
     spin_unlock(&peaks.lock)
 

@@ -1,9 +1,9 @@
 """The core of a pool: slots, segments, limits, growth, and the ladder of a miss."""
 cimport cython
-from libc.stdint cimport uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
-from vpool._base.lock cimport atomic_add, atomic_read, atomic_write, spin_lock, spin_unlock
+from vpool._base.lock cimport atomic_add, atomic_read, atomic_release, atomic_write, lone_count, spin_lock, spin_unlock
 from vpool._base.memory cimport lazy_release, lazy_reserve
 from vpool._base.turn cimport turn_destroy, turn_give, turn_init, turn_take
 from vpool._base.types cimport (
@@ -32,15 +32,16 @@ from vpool._management.core cimport core_deallocate, request_broken
 from vpool._management.cross cimport cross_merge, cross_ready, cross_recall, cross_steal
 from vpool._management.order cimport order_drain, order_forget, order_mark, order_poll, order_reachable
 from vpool._management.state cimport (
+    RUNGS,
     RUNG_SEARCH,
     RUNG_TRIM,
     RUNG_WAIT,
-    RUNGS,
     CoreState,
     GrowthRule,
     Request,
     Segment,
     Slot,
+    slot_count,
 )
 from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.source cimport Source
@@ -76,7 +77,7 @@ cdef BlockId _search(Core core, Request* request) noexcept nogil:
 
 
 cdef BlockId _ready(Core core, Request* request) noexcept nogil:
-    if request.arena.pending_blocks:
+    if atomic_read(request.arena.pending_blocks):
         turn_take(&core.state.crossing_turn)
         cross_ready(&core.state, core.source, request.arena)
         turn_give(&core.state.crossing_turn)
@@ -84,7 +85,7 @@ cdef BlockId _ready(Core core, Request* request) noexcept nogil:
 
 
 cdef BlockId _steal(Core core, Request* request) noexcept nogil:
-    if core.state.slots > 1:
+    if slot_count(&core.state) > 1:
         turn_take(&core.state.crossing_turn)
         cross_steal(&core.state, core.source, request)
         turn_give(&core.state.crossing_turn)
@@ -92,7 +93,7 @@ cdef BlockId _steal(Core core, Request* request) noexcept nogil:
 
 
 cdef BlockId _merge(Core core, Request* request) noexcept nogil:
-    if core.state.slots > 1:
+    if slot_count(&core.state) > 1:
         turn_take(&core.state.crossing_turn)
         cross_merge(&core.state, core.source, request)
         turn_give(&core.state.crossing_turn)
@@ -109,11 +110,11 @@ cdef BlockId _grow(Core core, Request* request) noexcept nogil:
 
 cdef uint64_t _next_step(CoreState* state) noexcept nogil:
     cdef GrowthRule* rule = &state.rule
-    if state.reserved == 0:
+    if atomic_read(state.reserved) == 0:
         return rule.initial
     if rule.step:
         return rule.step
-    return <uint64_t> (<double> state.reserved * (rule.factor - 1))
+    return <uint64_t> (<double> atomic_read(state.reserved) * (rule.factor - 1))
 
 
 cdef void _grow_in_turn(Core core, Request* request) noexcept nogil:
@@ -146,7 +147,7 @@ cdef void _grow_in_turn(Core core, Request* request) noexcept nogil:
 cdef void _mark_all(Core core) noexcept nogil:
     cdef CoreState* state = &core.state
     cdef uint32_t slot
-    for slot in range(state.slots):
+    for slot in range(slot_count(state)):
         order_mark(state, core.source, slot, atomic_read(state.arenas[slot].sequence))
         order_poll(state, core.source, slot)
 
@@ -203,7 +204,7 @@ cdef class Core:
         cdef uint32_t i
         if state.table != NULL:
             order_forget(state, self.source)
-            for i in range(state.slots):
+            for i in range(slot_count(state)):
                 lazy_release(state.table[i].waited, MAX_SLOTS * sizeof(uint64_t))
                 arena_delete(state.arenas[i])
             lazy_release(state.table, MAX_SLOTS * sizeof(Slot))
@@ -240,7 +241,7 @@ cdef class Core:
                 state.table[slot].unique_id = unique_id
                 state.table[slot].thread = thread
                 state.table[slot].waited = waited
-                state.slots += 1
+                atomic_release(state.slots, state.slots + 1)
             spin_unlock(&state.lock)
         if slot < 0:
             if arena != NULL:
@@ -252,7 +253,7 @@ cdef class Core:
         """Never use a slot's handle again; what it freed so far is marked first, if that can be."""
         turn_take(&self.state.crossing_turn)
         order_mark(&self.state, self.source, slot, atomic_read(self.state.arenas[slot].sequence))
-        self.state.table[slot].gone = True
+        atomic_write(self.state.table[slot].gone, True)
         turn_give(&self.state.crossing_turn)
 
     cdef int reopen_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread, bint may_drain) noexcept nogil:
@@ -265,21 +266,21 @@ cdef class Core:
         cdef uint32_t slot, freer
         cdef int found = -1
         turn_take(&state.crossing_turn)
-        for slot in range(1, state.slots):
+        for slot in range(1, slot_count(state)):
             if not order_reachable(self.source, &state.table[slot]) and not state.table[slot].thread:
-                state.table[slot].gone = True
+                atomic_write(state.table[slot].gone, True)
         if not may_drain or order_drain(state, self.source) == STATUS_OK:
             cross_recall(state, self.source)
-            for slot in range(1, state.slots):
+            for slot in range(1, slot_count(state)):
                 if state.table[slot].quiet and arena_at_rest(
                         state.arenas[slot], atomic_read(state.table[slot].done)):
                     # What the old stream waited for, the new one does not.
-                    for freer in range(state.slots):
+                    for freer in range(slot_count(state)):
                         atomic_write(state.table[slot].waited[freer], 0)
-                    state.table[slot].stream = stream
-                    state.table[slot].unique_id = unique_id
+                    atomic_write(state.table[slot].stream, stream)
+                    atomic_write(state.table[slot].unique_id, unique_id)
                     state.table[slot].thread = thread
-                    state.table[slot].gone = False
+                    atomic_write(state.table[slot].gone, False)
                     state.table[slot].quiet = False
                     found = slot
                     break
@@ -338,9 +339,9 @@ cdef class Core:
         cdef CoreState* state = &self.state
         state.segments[state.segment_count] = segment[0]
         state.segment_count += 1
-        state.reserved += segment.handle.nbytes
+        lone_count(state.reserved, segment.handle.nbytes)
         if state.reserved > state.peak_reserved:
-            state.peak_reserved = state.reserved
+            atomic_write(state.peak_reserved, state.reserved)
 
     cdef int add_segment(self, uint64_t nbytes, Request* request) noexcept nogil:
         """Take a committed segment of `nbytes` from the source, and the request's block out of it.
@@ -361,7 +362,7 @@ cdef class Core:
         segment.arena = arena
         segment.edge = 0
         if segment.address != segment.span.address and state.base_slack == 0:
-            state.base_slack = GRANULE            # read and written in turns only
+            atomic_write(state.base_slack, GRANULE)            # read and written in turns only
             self.give_back(&segment)
             return STATUS_MISALIGNED
         spin_lock(&state.lock)
@@ -412,14 +413,14 @@ cdef class Core:
         """A request has failed, for want of memory or because the source did with `status`."""
         if status == STATUS_OK or status == STATUS_OUT_OF_MEMORY:
             atomic_add(self.state.ooms, 1)
-        self.state.last_failure = status
+        atomic_write(self.state.last_failure, status)
 
     cdef bint put(self, uint64_t address, uint16_t hint) noexcept nogil:
         """Take back the live block at `address`, looking in the hinted slot's arena first."""
         cdef uint32_t slot
         if core_deallocate(self, self.state.arenas[hint], address):
             return True
-        for slot in range(self.state.slots):
+        for slot in range(slot_count(&self.state)):
             if slot != hint and core_deallocate(self, self.state.arenas[slot], address):
                 return True
         return False
@@ -494,7 +495,7 @@ cdef class Core:
             if found:
                 state.segment_count -= 1
                 state.segments[cursor[0]] = state.segments[state.segment_count]
-                state.reserved -= idle.handle.nbytes
+                lone_count(state.reserved, -<int64_t> idle.handle.nbytes)
         spin_unlock(&state.lock)
         return found
 
@@ -520,7 +521,7 @@ cdef class Core:
     cdef void reset_peaks(self) noexcept nogil:
         """Begin anew with the highest values: they are what is there now."""
         spin_lock(&self.state.lock)
-        self.state.peak_reserved = self.state.reserved
+        atomic_write(self.state.peak_reserved, self.state.reserved)
         spin_unlock(&self.state.lock)
         peaks_reset(self.state.peaks)
 

@@ -20,7 +20,7 @@ from vpool._management.lend cimport (
 from vpool._management.merge cimport merge_free
 from vpool._management.order cimport order_drain, order_make, order_mark, order_poll, order_proved
 from vpool._management.pending cimport pending_add, pending_release, pending_rotate, pending_use
-from vpool._management.state cimport CoreState, Request, lock_all, unlock_all
+from vpool._management.state cimport CoreState, Request, lock_all, slot_count, unlock_all
 from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK
 from vpool._storage.source cimport Source
 
@@ -32,7 +32,7 @@ cdef enum:
 
 cdef bint _sweep(CoreState* state, Arena* arena) noexcept nogil:
     """Free whatever pending blocks are proved, in slices; whether there was one."""
-    cdef uint32_t left = arena.pending_blocks
+    cdef uint32_t left = atomic_read(arena.pending_blocks)
     cdef uint32_t part
     cdef bint freed = False
     while left:
@@ -85,7 +85,7 @@ cdef void _prove(CoreState* state, Source source) noexcept nogil:
     Asks by slot, not by block: no number of blocks that wait for one stream hides those that wait for another.
     """
     cdef uint32_t slot
-    for slot in range(state.slots):
+    for slot in range(slot_count(state)):
         if atomic_read(state.arenas[slot].wanted):
             # Where no marker can be recorded the block stays pending, until somebody must wait.
             order_mark(state, source, slot, atomic_read(state.arenas[slot].sequence))
@@ -94,7 +94,7 @@ cdef void _prove(CoreState* state, Source source) noexcept nogil:
 
 cdef bint cross_ready(CoreState* state, Source source, Arena* arena) noexcept nogil:
     """Free the arena's pending blocks whose work is complete; whether there was one."""
-    if arena.pending_blocks == 0:
+    if atomic_read(arena.pending_blocks) == 0:
         return False
     _prove(state, source)
     return _sweep(state, arena)
@@ -105,7 +105,7 @@ cdef bint _order_pending(CoreState* state, Source source, Arena* arena, uint64_t
     cdef uint16_t slots[64]
     cdef uint64_t numbers[64]
     cdef uint32_t count, i
-    if arena.pending_blocks == 0:
+    if atomic_read(arena.pending_blocks) == 0:
         return False
     count = _awaited(arena, least, slots, numbers, 64)
     for i in range(count):
@@ -161,7 +161,7 @@ cdef bint cross_recall(CoreState* state, Source source) noexcept nogil:
     while again:
         again = False
         _prove(state, source)
-        for slot in range(state.slots):
+        for slot in range(slot_count(state)):
             if _sweep(state, state.arenas[slot]):
                 again = True
             if _recall_from(state, source, state.arenas[slot]):
@@ -196,7 +196,7 @@ cdef bint _isolate_some(CoreState* state, Arena* arena) noexcept nogil:
 cdef void _recall_parts(CoreState* state, Source source) noexcept nogil:
     """Send home every free block that an arena has of another, also out of extents that are in use."""
     cdef uint32_t slot
-    for slot in range(state.slots):
+    for slot in range(slot_count(state)):
         while _isolate_some(state, state.arenas[slot]):
             _recall_from(state, source, state.arenas[slot])
     cross_recall(state, source)
@@ -246,7 +246,7 @@ cdef BlockId _use_loan(CoreState* state, Source source, Request* request, Extent
         return 0
     spin_lock(&arena.lock)
     # The borrower's own stamp: a third stream has to come after this one, which came after the owner.
-    extent.stamp = 0 if extent.stamp <= atomic_read(state.table[extent.freer.slot].done) else arena.sequence
+    extent.stamp = 0 if extent.stamp <= atomic_read(state.table[extent.freer.slot].done) else atomic_read(arena.sequence)
     edge_id = lend_adopt(arena, extent)
     if edge_id:
         request.block_id = arena_take_aligned(arena, request.nbytes, request.requested, request.alignment, request.tag)
@@ -266,7 +266,7 @@ cdef BlockId cross_steal(CoreState* state, Source source, Request* request) noex
     cdef uint32_t slot
     cdef int proved_only
     for proved_only in range(1, -1, -1):
-        for slot in range(state.slots):
+        for slot in range(slot_count(state)):
             if state.arenas[slot] == request.arena:
                 continue
             if _take_loan(state, request, state.arenas[slot], proved_only, &extent):
@@ -299,7 +299,7 @@ cdef BlockId cross_merge(CoreState* state, Source source, Request* request) noex
     if request.block_id or cross_steal(state, source, request):
         return request.block_id
     # Last, streams wait for others that have nothing to do with this request.
-    for slot in range(state.slots):
+    for slot in range(slot_count(state)):
         while state.arenas[slot] != arena and _order_pending(state, source, state.arenas[slot], 0):
             pass
     return cross_steal(state, source, request)
@@ -327,7 +327,7 @@ cdef bint _settle_in(CoreState* state, Arena* user, Extent* extent) noexcept nog
     """
     cdef BlockId edge_id, block_id
     cdef uint64_t owners_work = atomic_read(extent.owner.sequence)
-    extent.stamp = user.sequence
+    extent.stamp = atomic_read(user.sequence)
     edge_id = lend_adopt(user, extent)
     if edge_id == 0:
         return False
@@ -364,7 +364,7 @@ cdef bint cross_free(CoreState* state, uint64_t address, uint16_t freer) noexcep
     cdef BlockId block_id
     cdef bint moves
     cdef uint32_t slot
-    for slot in range(state.slots):
+    for slot in range(slot_count(state)):
         arena = state.arenas[slot]
         moves = False
         spin_lock(&arena.lock)
@@ -408,7 +408,7 @@ cdef int cross_use(CoreState* state, uint64_t address, uint16_t user) noexcept n
     cdef BlockId block_id
     cdef bint kept = True
     cdef uint32_t slot
-    for slot in range(state.slots):
+    for slot in range(slot_count(state)):
         arena = state.arenas[slot]
         spin_lock(&arena.lock)
         block_id = index_find(arena, address)

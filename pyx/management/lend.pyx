@@ -7,8 +7,9 @@ extent is one free block again it can go home and merge there.
 No two arenas are ever locked together for this: between the two locks a loan is with neither, and only
 the thread that carries it knows of it.
 """
-from libc.stdint cimport uint16_t, uint64_t
+from libc.stdint cimport int64_t, uint16_t, uint64_t
 
+from vpool._base.lock cimport lone_count
 from vpool._base.types cimport BLOCK_EDGE, BLOCK_FREE, BLOCK_LENT, Block, BlockId
 from vpool._management.arena cimport Arena, arena_add_segment, arena_remove_segment
 from vpool._management.freelist cimport freelist_remove
@@ -64,8 +65,8 @@ cdef BlockId lend_adopt(Arena* borrower, Extent* extent) noexcept nogil:
 cdef void lend_live(Arena* owner, BlockId block_id, uint16_t borrower, Extent* extent) noexcept nogil:
     """Take a live block, just out of the index, out of the arena: it is freed on the borrower's stream."""
     cdef Block* block = &owner.blocks[block_id]
-    owner.allocated_bytes -= block.nbytes
-    owner.requested_bytes -= block.stamp
+    lone_count(owner.allocated_bytes, -<int64_t> block.nbytes)
+    lone_count(owner.requested_bytes, -<int64_t> block.stamp)
     block.generation += 1
     _mark_lent(owner, block_id, borrower, extent)
 

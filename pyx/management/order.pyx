@@ -6,7 +6,7 @@ driver.
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
 from vpool._base.lock cimport atomic_add, atomic_exchange, atomic_read, atomic_write
-from vpool._management.state cimport MARKERS, CoreState, Marker, Slot
+from vpool._management.state cimport MARKERS, CoreState, Marker, Slot, slot_count
 from vpool._storage.driver cimport STATUS_INVALID_HANDLE, STATUS_NOT_READY, STATUS_OK
 from vpool._storage.source cimport Source
 
@@ -48,10 +48,11 @@ cdef bint order_reachable(Source source, Slot* slot) noexcept nogil:
     cdef uint64_t unique_id = 0
     if slot.thread:
         return slot.thread == thread_number()
-    if slot.unique_id and not slot.gone:
+    if slot.unique_id and not atomic_read(slot.gone):
         # Another stream may have got the handle of one that was destroyed.
-        slot.gone = source.driver.stream_id(slot.stream, &unique_id) != STATUS_OK or unique_id != slot.unique_id
-    return not slot.gone
+        if source.driver.stream_id(slot.stream, &unique_id) != STATUS_OK or unique_id != slot.unique_id:
+            atomic_write(slot.gone, True)
+    return not atomic_read(slot.gone)
 
 
 cdef int order_mark(CoreState* state, Source source, uint16_t freer, uint64_t number) noexcept nogil:
@@ -121,15 +122,15 @@ cdef int order_drain(CoreState* state, Source source) noexcept nogil:
     cdef uint32_t freer
     cdef uint64_t number
     cdef int status
-    for freer in range(state.slots):
+    for freer in range(slot_count(state)):
         # Raised first, so that a free from here on is not taken for complete.
         number = atomic_exchange(state.arenas[freer].sequence, atomic_read(state.arenas[freer].sequence) + 1)
         state.table[freer].draining = number
-        state.table[freer].ending = state.table[freer].gone
+        state.table[freer].ending = atomic_read(state.table[freer].gone)
     atomic_add(state.drains, 1)
     status = source.synchronize()
     if status == STATUS_OK:
-        for freer in range(state.slots):
+        for freer in range(slot_count(state)):
             if state.table[freer].draining > atomic_read(state.table[freer].done):
                 atomic_write(state.table[freer].done, state.table[freer].draining)
             state.table[freer].marker_count = 0
@@ -142,7 +143,7 @@ cdef void order_forget(CoreState* state, Source source) noexcept nogil:
     """Destroy every event."""
     cdef uint32_t freer
     cdef int i
-    for freer in range(state.slots):
+    for freer in range(slot_count(state)):
         state.table[freer].marker_count = 0
         for i in range(MARKERS):
             if state.table[freer].markers[i].event:

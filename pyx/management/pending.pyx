@@ -1,7 +1,7 @@
 """Pending blocks: freed, but a stream they were recorded for may still use them."""
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
-from vpool._base.lock cimport atomic_exchange, atomic_read
+from vpool._base.lock cimport atomic_exchange, atomic_read, lone_count
 from vpool._base.types cimport BLOCK_PENDING, FLAG_USED, Block, BlockId
 from vpool._management.arena cimport Arena, Dependency
 from vpool._management.merge cimport merge_free
@@ -64,8 +64,8 @@ cdef void _enlist(Arena* arena, BlockId block_id) noexcept nogil:
     block.stamp = 0
     block.slot = arena.slot
     block.generation += 1
-    arena.pending_blocks += 1
-    arena.pending_bytes += block.nbytes
+    lone_count(arena.pending_blocks, 1)
+    lone_count(arena.pending_bytes, block.nbytes)
     _append(arena, block_id)
 
 
@@ -107,8 +107,8 @@ cdef bint pending_release(CoreState* state, Arena* arena, BlockId block_id) noex
     if arena.uses[block_id]:
         return False
     _unlink(arena, block_id)
-    arena.pending_blocks -= 1
-    arena.pending_bytes -= arena.blocks[block_id].nbytes
+    lone_count(arena.pending_blocks, -1)
+    lone_count(arena.pending_bytes, -<int64_t> arena.blocks[block_id].nbytes)
     merge_free(arena, block_id)
     return True
 

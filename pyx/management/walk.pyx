@@ -2,6 +2,7 @@
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
+from vpool._base.lock cimport atomic_read
 from vpool._base.types cimport (
     BLOCK_EDGE,
     BLOCK_FREE,
@@ -19,7 +20,7 @@ from vpool._management.core cimport Core
 from vpool._management.freelist cimport class_of
 from vpool._management.index cimport index_find
 from vpool._management.lend cimport lend_edge
-from vpool._management.state cimport CoreState, Segment, lock_all, unlock_all
+from vpool._management.state cimport CoreState, Segment, lock_all, slot_count, unlock_all
 
 
 cdef void walk_totals(Core core, Totals* totals) noexcept nogil:
@@ -27,18 +28,18 @@ cdef void walk_totals(Core core, Totals* totals) noexcept nogil:
     cdef uint32_t slot
     cdef Arena* arena
     memset(totals, 0, sizeof(Totals))
-    totals.reserved_bytes = core.state.reserved
-    totals.peak_reserved_bytes = core.state.peak_reserved
-    totals.peak_allocated_bytes = core.state.peaks.allocated_bytes
-    totals.peak_requested_bytes = core.state.peaks.requested_bytes
-    for slot in range(core.state.slots):
+    totals.reserved_bytes = atomic_read(core.state.reserved)
+    totals.peak_reserved_bytes = atomic_read(core.state.peak_reserved)
+    totals.peak_allocated_bytes = atomic_read(core.state.peaks.allocated_bytes)
+    totals.peak_requested_bytes = atomic_read(core.state.peaks.requested_bytes)
+    for slot in range(slot_count(&core.state)):
         arena = core.state.arenas[slot]
-        totals.allocated_bytes += arena.allocated_bytes
-        totals.requested_bytes += arena.requested_bytes
-        totals.allocations += arena.allocations
-        totals.live_blocks += arena.live_blocks
-        totals.pending_bytes += arena.pending_bytes
-        totals.served_bytes += arena.served_bytes
+        totals.allocated_bytes += atomic_read(arena.allocated_bytes)
+        totals.requested_bytes += atomic_read(arena.requested_bytes)
+        totals.allocations += atomic_read(arena.allocations)
+        totals.live_blocks += atomic_read(arena.live_blocks)
+        totals.pending_bytes += atomic_read(arena.pending_bytes)
+        totals.served_bytes += atomic_read(arena.served_bytes)
 
 
 cdef void _link_loans(CoreState* state) noexcept nogil:

@@ -2,7 +2,7 @@
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from vpool._base.lock cimport spin_lock, spin_unlock
+from vpool._base.lock cimport lone_read, spin_lock, spin_unlock
 from vpool._base.types cimport GRANULE, BlockId, round_up, unlikely
 from vpool._management.arena cimport Arena
 from vpool._management.hit cimport hit_put, hit_take
@@ -51,7 +51,7 @@ cdef inline BlockId core_allocate(Core core, Arena* arena, uint64_t requested, u
     """
     cdef Request request
     cdef BlockId block_id
-    if unlikely(core.state.word != 0):
+    if unlikely(lone_read(core.state.word) != 0):
         return 0
     spin_lock(&arena.lock)
     block_id = hit_take(arena, round_up(requested, GRANULE), requested, 0)

@@ -3,8 +3,9 @@
 A block that is cut keeps its record for the rest, and neighbours that merge keep a listed record, so
 that a free block whose class does not change stays where it is in its list.
 """
-from libc.stdint cimport uint16_t, uint64_t
+from libc.stdint cimport int64_t, uint16_t, uint64_t
 
+from vpool._base.lock cimport lone_count, lone_read
 from vpool._base.types cimport BLOCK_LIVE, Block, BlockId, unlikely
 from vpool._management.arena cimport Arena, arena_raise_peaks
 from vpool._management.freelist cimport freelist_find, freelist_remove, freelist_resize
@@ -52,11 +53,12 @@ cdef inline BlockId hit_take_from(Arena* arena, BlockId block_id, uint64_t nbyte
     block.tag = tag
     block.slot = arena.slot
     index_insert(arena, block_id, block)
-    arena.allocations += 1
-    arena.served_bytes += requested
-    arena.allocated_bytes += block.nbytes
-    arena.requested_bytes += requested
-    if unlikely(arena.allocated_bytes > arena.allocated_ceiling or arena.requested_bytes > arena.requested_ceiling):
+    lone_count(arena.allocations, 1)
+    lone_count(arena.served_bytes, requested)
+    lone_count(arena.allocated_bytes, block.nbytes)
+    lone_count(arena.requested_bytes, requested)
+    if unlikely(arena.allocated_bytes > lone_read(arena.allocated_ceiling)
+                or arena.requested_bytes > lone_read(arena.requested_ceiling)):
         arena_raise_peaks(arena)
     return block_id
 
@@ -70,8 +72,8 @@ cdef inline BlockId hit_take(Arena* arena, uint64_t nbytes, uint64_t requested, 
 cdef inline void hit_put(Arena* arena, BlockId block_id) noexcept nogil:
     """Take back a block that `index_remove` has just taken out of the index."""
     cdef Block* block = &arena.blocks[block_id]
-    arena.allocated_bytes -= block.nbytes
-    arena.requested_bytes -= block.stamp
+    lone_count(arena.allocated_bytes, -<int64_t> block.nbytes)
+    lone_count(arena.requested_bytes, -<int64_t> block.stamp)
     if unlikely(block.flags != 0):
         pending_put(arena, block_id)
     else:

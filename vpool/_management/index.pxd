@@ -5,6 +5,7 @@ operation ever rehashes the whole.  Chains run through `Block.list_next`, which 
 """
 from libc.stdint cimport uint32_t, uint64_t
 
+from vpool._base.lock cimport lone_count
 from vpool._base.types cimport GRANULE_BITS, Block, BlockId, unlikely
 from vpool._management.arena cimport Arena, arena_grow_index
 
@@ -25,7 +26,7 @@ cdef inline void index_insert(Arena* arena, BlockId block_id, Block* block) noex
     bucket = index_bucket(arena, block.address)
     block.list_next = bucket[0]
     bucket[0] = block_id
-    arena.live_blocks += 1
+    lone_count(arena.live_blocks, 1)
 
 
 cdef inline BlockId index_remove(Arena* arena, uint64_t address) noexcept nogil:
@@ -37,7 +38,7 @@ cdef inline BlockId index_remove(Arena* arena, uint64_t address) noexcept nogil:
         block = &arena.blocks[block_id]
         if block.address == address:
             link[0] = block.list_next
-            arena.live_blocks -= 1
+            lone_count(arena.live_blocks, -1)
             return block_id
         link = &block.list_next
         block_id = link[0]

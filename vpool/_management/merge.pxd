@@ -1,6 +1,7 @@
 """Making a block free: it merges with its free neighbours at once.  The arena's lock is held."""
 from libc.stdint cimport uint64_t
 
+from vpool._base.lock cimport lone_read
 from vpool._base.types cimport BLOCK_FREE, Block, BlockId
 from vpool._management.arena cimport Arena
 from vpool._management.freelist cimport freelist_insert, freelist_remove, freelist_resize
@@ -25,18 +26,18 @@ cdef inline void merge_free(Arena* arena, BlockId block_id) noexcept nogil:
             next_id = next.next
         prev.next = next_id
         arena.blocks[next_id].prev = prev_id
-        prev.stamp = arena.sequence
+        prev.stamp = lone_read(arena.sequence)
         freelist_resize(arena, prev_id, prev, prev.nbytes + nbytes)
         record_delete(arena, block_id)
     elif next.state == BLOCK_FREE:
         prev.next = next_id
         next.prev = prev_id
         next.address = block.address
-        next.stamp = arena.sequence
+        next.stamp = lone_read(arena.sequence)
         freelist_resize(arena, next_id, next, next.nbytes + nbytes)
         record_delete(arena, block_id)
     else:
         block.generation += 1
         block.state = BLOCK_FREE
-        block.stamp = arena.sequence
+        block.stamp = lone_read(arena.sequence)
         freelist_insert(arena, block_id, block)

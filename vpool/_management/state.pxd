@@ -1,7 +1,7 @@
 """The state of a pool: its stream slots, segments and counters, and what a request carries along."""
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
-from vpool._base.lock cimport SpinLock, spin_lock, spin_unlock
+from vpool._base.lock cimport SpinLock, atomic_acquire, spin_lock, spin_unlock
 from vpool._base.turn cimport Turn
 from vpool._base.types cimport MAX_SLOTS, BlockId
 from vpool._management.arena cimport Arena, Peaks
@@ -83,7 +83,7 @@ cdef struct CoreState:
     SpinLock lock
     Segment* segments
     uint32_t segment_count
-    uint32_t slots                # made so far
+    uint32_t slots                # made so far; without the lock only by `slot_count`
     bint never_waits              # a request fails rather than wait for the device
     uint64_t limit                # bytes that `committed` never exceeds
     uint64_t committed            # reserved, and what is being asked of the source right now
@@ -111,6 +111,11 @@ cdef struct CoreState:
     Turn crossing_turn
     Slot* table                   # [MAX_SLOTS]
     Arena* arenas[<int> MAX_SLOTS]
+
+
+cdef inline uint32_t slot_count(CoreState* state) noexcept nogil:
+    """Slots made so far.  All of them are complete, and stay where they are as long as the pool."""
+    return atomic_acquire(state.slots)
 
 
 cdef inline void lock_all(CoreState* state) noexcept nogil:
