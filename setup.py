@@ -40,7 +40,7 @@ DIRECTIVES = {
 }
 SANITIZE = [f"-fsanitize={os.environ['VPOOL_SANITIZE']}"] if os.environ.get("VPOOL_SANITIZE") else []
 # -fno-strict-aliasing: Cython's own choice for extension types.  No -march: a wheel runs anywhere.
-COMPILE_ARGS = ["-O3", "-fno-strict-aliasing", "-Wall", "-Wno-unused-function", *SANITIZE]
+COMPILE_ARGS = ["-O1" if SANITIZE else "-O3", "-fno-strict-aliasing", "-Wall", "-Wno-unused-function", *SANITIZE]
 
 
 def cuda_version(folder):

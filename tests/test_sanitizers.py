@@ -1,0 +1,56 @@
+"""The stress under gcc's sanitizers.  In full length: `python tests/sanitize/run.py thread --seconds 600`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RUN = Path(__file__).resolve().parent / "sanitize" / "run.py"
+MODEL = ("tests/test_model.py", "tests/test_stress.py", "tests/test_stream_order.py", "tests/test_threads.py")
+
+
+def sanitized(*arguments, timeout):
+    done = subprocess.run(
+        [sys.executable, str(RUN), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout,
+    )
+    assert done.returncode == 0, done.stdout[-20000:]
+    assert " 0 reports name vpool" in done.stdout
+
+
+@pytest.mark.parametrize("kinds", ["thread", "address,undefined"])
+def test_a_stress_has_no_report(kinds):
+    sanitized(kinds, "--seconds", "5", timeout=600)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kinds", ["thread", "address,undefined"])
+def test_a_long_stress_has_no_report(kinds):
+    sanitized(kinds, "--seconds", "120", timeout=1200)
+
+
+@pytest.mark.long
+def test_the_tests_of_the_core_have_no_report():
+    sanitized("address,undefined", "--tests", *MODEL, timeout=1800)
+
+
+@pytest.mark.parametrize("text", ["int overflow", "out of bounds"])
+def test_a_report_is_found(text, tmp_path, monkeypatch):
+    """That a clean run means something: the reports of a faulty module are read as such."""
+    monkeypatch.syspath_prepend(str(RUN.parent))
+    import run
+
+    (tmp_path / "report.1").write_text(
+        f"vpool/_base/lock.pxd:3:7: runtime error: {text}\n    #0 in f\nnumpy/x.c:1:1: runtime error: {text}\n"
+    )
+    (tmp_path / "report.2").write_text(
+        "==================\nWARNING: ThreadSanitizer: data race (pid=1)\n  #0 f cython/pyx/order.c:1\n"
+        "==================\nWARNING: ThreadSanitizer: data race (pid=1)\n  #0 f Objects/obmalloc.c:1\n"
+    )
+    (tmp_path / "report.3").write_text("==12==ERROR: AddressSanitizer: heap-use-after-free\n  #0 f vpool/_x.so\n")
+    ours, others = run.reports(tmp_path)
+    assert (len(ours), others) == (3, 2)
