@@ -195,13 +195,20 @@ def test_freeing_on_another_stream_makes_no_driver_call_and_gives_that_stream_th
         cuda_stream = 9
 
     stream = Framework()
+    driver = pool.source.driver
     ptr = pool.allocate(MIB, stream=7)
+    queued = driver.queue_work(7)
     pool.deallocate(pool.allocate(100, stream=stream), stream=stream)
-    before = pool.source.driver.calls()
+    before = driver.calls()
     pool.deallocate(ptr, stream=stream)
-    assert pool.allocate(MIB, stream=stream) == ptr, "it is that stream's own now"
-    assert pool.source.driver.calls() == before
-    assert live_rows(pool)["stream"].tolist() == [9]
+    assert driver.calls() == before
+    # Nothing says that stream 9 comes after what stream 7 still does with the block.
+    assert pool.stats.pending_bytes == MIB
+    driver.complete(7)
+    assert driver.ordered(9, 7, queued)
+    assert pool.coalesce() >= 0
+    assert pool.stats.pending_bytes == 0
+    assert pool.allocate(pool.inspect().largest_free_bytes, stream=stream) == ptr, "all of the pool, from its start"
 
 
 def test_per_thread_default_streams_of_two_threads_are_two_streams_that_share_by_proof(pool):

@@ -90,11 +90,19 @@ cdef class StreamTable:
         if handle == PER_THREAD_STREAM or isinstance(stream, str):
             return slot                           # means another stream each time
         try:
-            reference = weakref.ref(stream, _Forgetting(self.by_object, id(stream)))
+            reference = weakref.ref(stream, _Forgetting(weakref.ref(self), id(stream)))
         except TypeError:
             return slot                           # cannot tell when it dies: asked again each time
         self.by_object[id(stream)] = (reference, slot)
+        self.core.state.table[slot].held += 1
         return slot
+
+    def object_died(self, key, reference):
+        """A stream object is gone, and with it perhaps its stream."""
+        known = self.by_object.get(key)
+        if known is not None and known[0] is reference:
+            self.by_object.pop(key, None)
+            self.core.state.table[<int> known[1]].held -= 1
 
     cdef int slot_of_handle(self, uint64_t handle) except -1:
         cdef uint64_t unique_id = 0
@@ -158,6 +166,7 @@ cdef class StreamTable:
             for key, found in known.copy().items():
                 if (found if known is self.by_handle else found[1]) == slot:
                     known.pop(key, None)
+        self.core.state.table[<int> slot].held = 0
 
     def forget(self, stream):
         """Let go of a stream, best before it is destroyed: nothing that comes later inherits its slot."""
@@ -188,13 +197,13 @@ class _ThreadEnd:
 
 
 class _Forgetting:
-    """Forgets a stream object when it dies.  Holds the dictionary, not the table: no cycle."""
+    """Forgets a stream object when it dies.  Holds the table weakly: no cycle."""
 
-    def __init__(self, by_object, key):
-        self.by_object = by_object
+    def __init__(self, table, key):
+        self.table = table
         self.key = key
 
     def __call__(self, reference):
-        known = self.by_object.get(self.key)
-        if known is not None and known[0] is reference:
-            self.by_object.pop(self.key, None)
+        table = self.table()
+        if table is not None:
+            table.object_died(self.key, reference)

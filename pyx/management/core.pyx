@@ -76,27 +76,38 @@ cdef BlockId _search(Core core, Request* request) noexcept nogil:
     return request.block_id
 
 
+cdef void take_crossing(Core core, Request* request) noexcept nogil:
+    """The crossing turn, for a request whose stream its caller has just named."""
+    turn_take(&core.state.crossing_turn)
+    core.state.table[request.arena.slot].asking = True
+
+
+cdef void give_crossing(Core core, Request* request) noexcept nogil:
+    core.state.table[request.arena.slot].asking = False
+    turn_give(&core.state.crossing_turn)
+
+
 cdef BlockId _ready(Core core, Request* request) noexcept nogil:
     if atomic_read(request.arena.pending_blocks):
-        turn_take(&core.state.crossing_turn)
+        take_crossing(core, request)
         cross_ready(&core.state, core.source, request.arena)
-        turn_give(&core.state.crossing_turn)
+        give_crossing(core, request)
     return 0
 
 
 cdef BlockId _steal(Core core, Request* request) noexcept nogil:
     if slot_count(&core.state) > 1:
-        turn_take(&core.state.crossing_turn)
+        take_crossing(core, request)
         cross_steal(&core.state, core.source, request)
-        turn_give(&core.state.crossing_turn)
+        give_crossing(core, request)
     return request.block_id
 
 
 cdef BlockId _merge(Core core, Request* request) noexcept nogil:
     if slot_count(&core.state) > 1:
-        turn_take(&core.state.crossing_turn)
+        take_crossing(core, request)
         cross_merge(&core.state, core.source, request)
-        turn_give(&core.state.crossing_turn)
+        give_crossing(core, request)
     return request.block_id
 
 
@@ -252,8 +263,10 @@ cdef class Core:
     cdef void retire_slot(self, int slot) noexcept nogil:
         """Never use a slot's handle again; what it freed so far is marked first, if that can be."""
         turn_take(&self.state.crossing_turn)
+        self.state.table[slot].asking = True      # the caller names the stream
         order_mark(&self.state, self.source, slot, atomic_read(self.state.arenas[slot].sequence))
         atomic_write(self.state.table[slot].gone, True)
+        self.state.table[slot].asking = False
         turn_give(&self.state.crossing_turn)
 
     cdef int reopen_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread, bint may_drain) noexcept nogil:
@@ -267,7 +280,8 @@ cdef class Core:
         cdef int found = -1
         turn_take(&state.crossing_turn)
         for slot in range(1, slot_count(state)):
-            if not order_reachable(self.source, &state.table[slot]) and not state.table[slot].thread:
+            if self.source.checks_handles and not state.table[slot].thread and not order_reachable(
+                    self.source, &state.table[slot]):
                 atomic_write(state.table[slot].gone, True)
         if not may_drain or order_drain(state, self.source) == STATUS_OK:
             cross_recall(state, self.source)

@@ -44,11 +44,21 @@ cdef void order_poll(CoreState* state, Source source, uint16_t freer) noexcept n
 
 
 cdef bint order_reachable(Source source, Slot* slot) noexcept nogil:
-    """Whether an event can be recorded on the slot's stream: it exists, and this thread can name it."""
+    """Whether the slot's stream surely exists, and this thread can name it.
+
+    CUDA does not answer for the handle of a destroyed stream: its driver crashes (seen with 580.159 and
+    cudaStreamGetId, cudaEventRecord and cudaStreamQuery).  So a handle is touched only while an object
+    holds the stream, or in the call that passes it; a stream known by its number alone is waited for
+    with the device.
+    """
     cdef uint64_t unique_id = 0
     if slot.thread:
         return slot.thread == thread_number()
-    if slot.unique_id and not atomic_read(slot.gone):
+    if slot.unique_id == 0:
+        return True
+    if not source.checks_handles:
+        return not atomic_read(slot.gone) and (slot.held > 0 or slot.asking)
+    if not atomic_read(slot.gone):
         # Another stream may have got the handle of one that was destroyed.
         if source.driver.stream_id(slot.stream, &unique_id) != STATUS_OK or unique_id != slot.unique_id:
             atomic_write(slot.gone, True)

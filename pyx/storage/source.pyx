@@ -3,6 +3,7 @@ cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
 from vpool._storage.driver cimport STATUS_OK, Driver
+from vpool._storage.simulated_streams cimport StreamedDriver
 
 from vpool.errors import SourceError
 
@@ -23,12 +24,13 @@ cdef class Source:
     """
 
     def __cinit__(self, Driver driver not None, str name not None, int device=0, *,
-                  bint host_accessible=False, bint has_memory=True):
+                  bint host_accessible=False, bint has_memory=True, checks_handles=None):
         self.driver = driver
         self.name = name
         self.device = device
         self.host_accessible = host_accessible
         self.has_memory = has_memory
+        self.checks_handles = isinstance(driver, StreamedDriver) if checks_handles is None else checks_handles
 
     def __repr__(self):
         return f"<vpool source {self.name!r} of device {self.device}>"

@@ -9,6 +9,7 @@ from vpool._management.arena cimport (
     CLASSES_PER_ROW,
     ROWS,
     Arena,
+    Peaks,
     arena_add_segment,
     arena_delete,
     arena_new,
@@ -87,11 +88,15 @@ cdef class Probe:
     """An arena of its own, without a pool."""
 
     cdef Arena* arena
+    cdef Peaks peaks
 
     def __cinit__(self, minimum_remainder=GRANULE):
         self.arena = arena_new(0, minimum_remainder)
         if self.arena == NULL:
             raise MemoryError
+        self.peaks.first = self.arena
+        self.peaks.count = 1
+        self.arena.peaks = &self.peaks
 
     def __dealloc__(self):
         if self.arena != NULL:

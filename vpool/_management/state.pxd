@@ -51,6 +51,8 @@ cdef struct Slot:
     uint64_t unique_id            # what the driver calls it for good; 0: a default stream, always there
     uint64_t thread               # whose per-thread default stream it is, 0 for other streams
     bint gone                     # destroyed: its handle is never used again
+    int held                      # stream objects that are known and alive, which keep the stream alive
+    bint asking                   # its stream was passed by the call that has the crossing turn
     bint quiet                    # and the device was waited for since: nothing of it can still run
     # Order of its work.  `done` and `waited` only rise and are read without a lock: a stale value
     # proves less, never something false.  All is written by whoever has the pool's crossing turn.

@@ -1,0 +1,85 @@
+"""A handle is touched only while its stream surely exists: CUDA's driver crashes on a destroyed one."""
+
+import gc
+
+import pytest
+
+import vpool
+from vpool._storage.simulated_driver import SimulatedDriver
+
+MIB = 1 << 20
+CAPACITY = 64 * MIB
+
+
+class Stream:
+    """A stream object as a framework has it: the stream lives as long as this does."""
+
+    def __init__(self, driver):
+        self.driver = driver
+        self.handle = driver.create_stream()
+
+    def __del__(self):
+        self.driver.destroy_stream(self.handle)
+
+
+@pytest.fixture
+def pool():
+    """One segment, on a source that does not answer for destroyed handles."""
+    source = vpool.sources.Source(SimulatedDriver(CAPACITY), "simulated", has_memory=False, checks_handles=False)
+    with vpool.Pool(vpool.Dynamic(initial=CAPACITY, limit=CAPACITY), source) as pool:
+        yield pool
+
+
+def fill_and_free(pool, stream):
+    """All of the pool used on a stream, with work that is not complete, then freed there."""
+    ptr = pool.allocate(CAPACITY, stream)
+    pool.source.driver.queue_work(getattr(stream, "handle", stream))
+    pool.deallocate(ptr)
+    return ptr
+
+
+def test_a_stream_that_an_object_holds_is_waited_for_with_an_event(pool):
+    one, other = Stream(pool.source.driver), Stream(pool.source.driver)
+    ptr = fill_and_free(pool, one)
+    assert pool.allocate(CAPACITY, other) == ptr
+    assert (pool.crossings["waits"], pool.crossings["drains"]) == (1, 0)
+    assert pool.source.driver.ordered(other.handle, one.handle, 1)
+
+
+@pytest.mark.parametrize("destroyed", [False, True])
+def test_a_stream_known_by_its_number_alone_is_waited_for_with_the_device(pool, destroyed):
+    driver = pool.source.driver
+    one, other = driver.create_stream(), driver.create_stream()
+    ptr = fill_and_free(pool, one)
+    if destroyed:
+        driver.destroy_stream(one)
+    asked = driver.calls()["stream_id"][0]
+    assert pool.allocate(CAPACITY, other) == ptr
+    assert pool.crossings["waits"] == 0
+    assert pool.crossings["drains"] >= 1
+    # Only the number that the call passed was looked up.
+    assert driver.calls()["stream_id"][0] == asked + 1
+    assert driver.calls_on_dead_streams == 0
+
+
+def test_a_stream_whose_object_died_is_not_touched(pool):
+    driver = pool.source.driver
+    one, other = Stream(driver), Stream(driver)
+    ptr = fill_and_free(pool, one)
+    del one
+    gc.collect()
+    assert pool.allocate(CAPACITY, other) == ptr
+    assert pool.crossings["drains"] >= 1
+    assert driver.calls_on_dead_streams == 0
+
+
+def test_a_forgotten_stream_needs_no_wait_for_the_device(pool):
+    driver = pool.source.driver
+    one, other = Stream(driver), Stream(driver)
+    ptr = fill_and_free(pool, one)
+    pool.forget_stream(one)
+    del one
+    gc.collect()
+    assert pool.allocate(CAPACITY, other) == ptr
+    assert (pool.crossings["waits"], pool.crossings["drains"]) == (1, 0)
+    assert driver.calls_on_dead_streams == 0
