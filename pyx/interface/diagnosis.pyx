@@ -22,7 +22,8 @@ cdef source_error(Core core, int status, str what):
 cdef failure(Core core, str name, Request* request):
     """The exception for a request that failed."""
     if request_broken(request):
-        return source_error(core, request.status, f"the source failed on a request of {format_bytes(request.requested)}")
+        what = f"the source failed on a request of {format_bytes(request.requested)}"
+        return source_error(core, request.status, what)
     report = Report(*copy_records(core, name))
     if request.no_record:
         reason = "host memory for block records ran out"

@@ -127,7 +127,7 @@ cdef class Replayer:
 
     @property
     def source_failed(self):
-        """CUDA's name of the error with which the source failed on the last request that did; None for want of memory."""
+        """CUDA's name of the source's error on the last request that failed; None for want of memory."""
         cdef int status = self.pool.core.state.last_failure
         if status == STATUS_OK or status == STATUS_OUT_OF_MEMORY:
             return None

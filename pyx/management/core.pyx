@@ -207,7 +207,8 @@ cdef class Core:
         turn_init(&self.state.crossing_turn)
         self.state.segments = <Segment*> lazy_reserve(MOST_SEGMENTS * sizeof(Segment))
         self.state.table = <Slot*> lazy_reserve(MAX_SLOTS * sizeof(Slot))
-        if self.state.segments == NULL or self.state.table == NULL or self.state.peaks == NULL or self.open_slot(0, 0, 0) != 0:
+        if self.state.segments == NULL or self.state.table == NULL or self.state.peaks == NULL or (
+                self.open_slot(0, 0, 0) != 0):
             raise MemoryError("no address space for the pool's own records")
 
     def __dealloc__(self):

@@ -246,7 +246,10 @@ cdef BlockId _use_loan(CoreState* state, Source source, Request* request, Extent
         return 0
     spin_lock(&arena.lock)
     # The borrower's own stamp: a third stream has to come after this one, which came after the owner.
-    extent.stamp = 0 if extent.stamp <= atomic_read(state.table[extent.freer.slot].done) else atomic_read(arena.sequence)
+    if extent.stamp <= atomic_read(state.table[extent.freer.slot].done):
+        extent.stamp = 0
+    else:
+        extent.stamp = atomic_read(arena.sequence)
     edge_id = lend_adopt(arena, extent)
     if edge_id:
         request.block_id = arena_take_aligned(arena, request.nbytes, request.requested, request.alignment, request.tag)

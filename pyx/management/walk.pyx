@@ -61,7 +61,8 @@ cdef struct Copying:
     uint64_t count
 
 
-cdef void _copy_blocks(CoreState* state, Arena* arena, BlockId edge_id, uint32_t segment, Copying* copying) noexcept nogil:
+cdef void _copy_blocks(CoreState* state, Arena* arena, BlockId edge_id, uint32_t segment,
+                       Copying* copying) noexcept nogil:
     """Copy the blocks behind an edge; those of a loan stand where the loan does."""
     cdef BlockId block_id = arena.blocks[edge_id].next
     cdef BlockId loan_id
@@ -327,7 +328,8 @@ cdef bint _check_arena(Arena* arena, Tally* tally, Broken* broken) noexcept nogi
                     arena.pending_blocks, tally.pending)
         and _expect(broken, arena.pending_bytes == tally.pending_bytes, b"pending bytes add up", 0,
                     arena.pending_bytes, tally.pending_bytes)
-        and _expect(broken, arena.lent_blocks == tally.lent, b"lent blocks are counted", 0, arena.lent_blocks, tally.lent)
+        and _expect(broken, arena.lent_blocks == tally.lent, b"lent blocks are counted", 0, arena.lent_blocks,
+                    tally.lent)
         and _expect(broken, arena.lent_bytes == tally.lent_bytes, b"lent bytes add up", 0, arena.lent_bytes,
                     tally.lent_bytes)
     )

@@ -8,8 +8,8 @@ from vpool.errors import SourceError
 
 CALL_NAMES = (
     "malloc", "free", "memory_info", "device_count", "get_device", "set_device", "fill", "read", "write",
-    "synchronize", "stream_create", "stream_destroy", "stream_id", "event_create", "event_destroy", "event_record", "event_query",
-    "event_synchronize", "stream_wait_event",
+    "synchronize", "stream_create", "stream_destroy", "stream_id", "event_create", "event_destroy", "event_record",
+    "event_query", "event_synchronize", "stream_wait_event",
 )
 
 

@@ -115,8 +115,10 @@ print("the next stream has", "the same" if int(again) == handle else "another", 
 """
     )
     print(found.returncode, found.stdout, found.stderr)
-    assert found.returncode < 0 or "cudaErrorInvalidResourceHandle" in found.stdout or (
-        "cudaErrorContextIsDestroyed" in found.stdout
+    assert (
+        found.returncode < 0
+        or "cudaErrorInvalidResourceHandle" in found.stdout
+        or ("cudaErrorContextIsDestroyed" in found.stdout)
     )
 
 
@@ -262,6 +264,7 @@ def test_a_stream_forgotten_before_it_is_destroyed_costs_no_wait_for_the_device(
     pool.deallocate(ptr)
 
 
+@pytest.mark.filterwarnings("ignore:ExternalStream is deprecated:DeprecationWarning")
 def test_a_handle_that_comes_back_inherits_nothing(pool, fill, others):
     """Streams are made and destroyed until one gets the handle of an earlier one."""
     handles = set()
