@@ -117,7 +117,7 @@ class TestPatterns:
         trace = made((1, size), -1)
         for granule in range(round_up(size) // 256):
             with host_pool() as pool:
-                replayer = Replayer(pool, trace, [0], patterns=True)
+                replayer = Replayer(pool, trace, {0: 0}, patterns=True)
                 assert replayer.run(0, 1) == 1
                 (block,) = [row for row in pool.inspect().blocks if row["state"] == "live"]
                 ctypes.memset(int(block["address"]) + 256 * granule, 0xA5, 1)
@@ -278,7 +278,7 @@ class TestArguments:
 def test_events_that_are_not_there_cannot_be_replayed(begin, end):
     trace = made(*SMALL)
     with host_pool() as pool:
-        replayer = Replayer(pool, trace, [0])
+        replayer = Replayer(pool, trace, {0: 0})
         with pytest.raises(ValueError, match="events"):
             replayer.run(begin, end)
         assert replayer.run(2, 2) == 2

@@ -6,7 +6,7 @@ class Replayer:
         self,
         pool: Pool,
         trace: Trace,
-        streams: list[int],
+        streams: dict[int, int],
         pessimistic: bool = False,
         patterns: bool = False,
     ) -> None: ...
