@@ -187,8 +187,8 @@ cdef class Pool(Lender):
         ptr : int-like or Buffer
             Address of a live block of this pool.  0 does nothing.
         stream : optional
-            The stream whose work used the block last, which may reuse it at once; None is the one
-            that it was allocated for.
+            The stream whose work used the block last, and which has it from then on, once that comes
+            after the work of the block's own stream; None is that one.
 
         Raises
         ------

@@ -29,7 +29,7 @@ from vpool._management.arena cimport (
     peaks_reset,
 )
 from vpool._management.core cimport core_deallocate, request_broken
-from vpool._management.cross cimport cross_merge, cross_ready, cross_recall, cross_steal
+from vpool._management.cross cimport cross_merge, cross_ready, cross_recall, cross_steal, cross_take_own
 from vpool._management.order cimport order_drain, order_forget, order_mark, order_poll, order_reachable
 from vpool._management.state cimport (
     RUNGS,
@@ -66,14 +66,7 @@ ctypedef BlockId (*rung_t)(Core core, Request* request) noexcept nogil
 
 
 cdef BlockId _search(Core core, Request* request) noexcept nogil:
-    """Look through the request's own arena, harder than a hit does."""
-    cdef Arena* arena = request.arena
-    spin_lock(&arena.lock)
-    request.block_id = arena_take_aligned(arena, request.nbytes, request.requested, request.alignment, request.tag)
-    if request.block_id:
-        request.address = arena.blocks[request.block_id].address
-    spin_unlock(&arena.lock)
-    return request.block_id
+    return cross_take_own(request)
 
 
 cdef void take_crossing(Core core, Request* request) noexcept nogil:

@@ -278,7 +278,8 @@ cdef BlockId cross_steal(CoreState* state, Source source, Request* request) noex
     return 0
 
 
-cdef BlockId _take_own(Request* request) noexcept nogil:
+cdef BlockId cross_take_own(Request* request) noexcept nogil:
+    """Serve the request from its own arena, looking harder than a hit does."""
     cdef Arena* arena = request.arena
     spin_lock(&arena.lock)
     request.block_id = arena_take_aligned(arena, request.nbytes, request.requested, request.alignment, request.tag)
@@ -294,7 +295,7 @@ cdef BlockId cross_merge(CoreState* state, Source source, Request* request) noex
     cdef uint64_t least = request.nbytes
     cdef uint32_t slot
     _recall_parts(state, source)
-    while not _take_own(request):
+    while not cross_take_own(request):
         if not _order_pending(state, source, arena, least):
             if least == 0:
                 break

@@ -13,6 +13,7 @@ cdef BlockId cross_merge(CoreState* state, Source source, Request* request) noex
 cdef bint cross_recall(CoreState* state, Source source) noexcept nogil
 
 # Without any turn or lock.
+cdef BlockId cross_take_own(Request* request) noexcept nogil
 cdef bint cross_free(CoreState* state, uint64_t address, uint16_t freer) noexcept nogil
 cdef bint cross_free_record(CoreState* state, Arena* arena, BlockId block_id, uint16_t generation,
                             uint16_t freer) noexcept nogil
