@@ -20,7 +20,7 @@ from vpool.errors import (
 )
 from vpool.replay import ReplayResult, replay
 from vpool.report import Report
-from vpool.strategies import Dynamic
+from vpool.strategies import Dynamic, Fixed, Hybrid
 from vpool.trace import Trace
 from vpool.version import __version__
 
@@ -29,10 +29,12 @@ __all__ = [
     "ClosedPoolError",
     "DoubleFreeError",
     "Dynamic",
+    "Fixed",
     "Error",
     "ForeignPointerError",
     "ForkedProcessError",
     "FormatError",
+    "Hybrid",
     "InvalidPointerError",
     "OutOfMemoryError",
     "PatternError",

@@ -1,17 +1,74 @@
 """Strategies: when a pool asks its source for memory, and for how much."""
 
-from dataclasses import dataclass
+import operator
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from vpool.sizes import MAX_SIZE, format_bytes, parse_size
 
-__all__ = ["Dynamic"]
+__all__ = ["Dynamic", "Fixed", "Hybrid", "Numbers", "Strategy"]
 
+GRANULE = 256  # bytes
+MAX_BLOCKS = 1 << 24
 _DEFAULT_INITIAL = "256MiB"
 _SMALLEST_STEP = 4096
 
 
+class Numbers(NamedTuple):
+    """What a strategy comes to on one device: the numbers that a pool works with.  Sizes in bytes."""
+
+    limit: int  # of the whole pool
+    initial: int = 0  # first segment of what grows
+    factor: float = 0.0  # of what has grown so far; 0 where `step` says it
+    step: int = 0
+    adaptive: bool = False
+    core: int = 0  # taken at construction, and kept
+    blocks: tuple[tuple[int, int], ...] = ()  # size and count of the core's blocks; none: one slab
+    smallest: int = 1  # requests from `smallest` to `largest` are served from the core
+    largest: int = 0
+    watermark: float = 1.0  # share of the core above which memory is taken ahead of need
+    exact: bool = False  # a segment is never larger than the request that asks for it
+
+
+class Strategy:
+    """What all strategies are."""
+
+    def rule(self, device_total):
+        """The numbers that a pool works with.
+
+        Parameters
+        ----------
+        device_total : int
+            Bytes that the device has.
+
+        Returns
+        -------
+        Numbers
+
+        Raises
+        ------
+        ValueError
+            Where the strategy does not fit the device.
+        """
+        raise NotImplementedError
+
+
+def _check_limit(limit):
+    if isinstance(limit, float):
+        if not 0 < limit <= 1:
+            raise ValueError(f"a limit that is a share must be above 0 and at most 1, got {limit}")
+    elif parse_size(limit, "limit") == 0:
+        raise ValueError("limit must not be 0 bytes")
+
+
+def _limit_bytes(limit, device_total):
+    if isinstance(limit, float):
+        return int(device_total * limit) if device_total < MAX_SIZE else MAX_SIZE
+    return parse_size(limit, "limit")
+
+
 @dataclass(frozen=True)
-class Dynamic:
+class Dynamic(Strategy):
     """Grow as needed: a first segment, then steps, never past a limit.
 
     Parameters
@@ -26,6 +83,9 @@ class Dynamic:
     limit : float, int or str
         The most that the pool ever reserves: a float is a share of the device's total memory, a size
         is bytes.
+    adaptive : bool
+        Let steps follow recent demand, at most as large as `growth` says, and give idle segments
+        back once demand has fallen.
 
     Raises
     ------
@@ -41,12 +101,13 @@ class Dynamic:
     Examples
     --------
     >>> Dynamic(initial="1GiB", growth=2.0, limit=0.5)
-    Dynamic(initial='1GiB', growth=2.0, limit=0.5)
+    Dynamic(initial='1GiB', growth=2.0, limit=0.5, adaptive=False)
     """
 
     initial: int | str = _DEFAULT_INITIAL
     growth: float | int | str = 1.5
     limit: float | int | str = 0.8
+    adaptive: bool = False
 
     def __post_init__(self):
         parse_size(self.initial, "initial")
@@ -58,33 +119,13 @@ class Dynamic:
                 f"a growth step must be at least {_SMALLEST_STEP} bytes, got {self.growth!r}; "
                 f"write a factor as a float, such as 2.0"
             )
-        if isinstance(self.limit, float):
-            if not 0 < self.limit <= 1:
-                raise ValueError(f"a limit that is a share must be above 0 and at most 1, got {self.limit}")
-        elif parse_size(self.limit, "limit") == 0:
-            raise ValueError("limit must not be 0 bytes")
+        _check_limit(self.limit)
+        if not isinstance(self.adaptive, bool):
+            raise TypeError(f"adaptive must be a bool, not {type(self.adaptive).__name__}")
 
     def rule(self, device_total):
-        """The numbers that a pool works with.
-
-        Parameters
-        ----------
-        device_total : int
-            Bytes that the device has.
-
-        Returns
-        -------
-        limit, initial : int
-            In bytes.
-        factor : float
-            0 where `growth` is a step.
-        step : int
-            Bytes; 0 where `growth` is a factor.
-        """
-        if isinstance(self.limit, float):
-            limit = int(device_total * self.limit) if device_total < MAX_SIZE else MAX_SIZE
-        else:
-            limit = parse_size(self.limit, "limit")
+        """The numbers that a pool works with: see `Strategy.rule`."""
+        limit = _limit_bytes(self.limit, device_total)
         initial = parse_size(self.initial, "initial")
         if initial > limit:
             # Who says nothing about the first segment means no particular size.
@@ -95,5 +136,199 @@ class Dynamic:
                 )
             initial = limit
         if isinstance(self.growth, float):
-            return limit, initial, self.growth, 0
-        return limit, initial, 0.0, parse_size(self.growth, "growth")
+            return Numbers(limit, initial, factor=self.growth, adaptive=self.adaptive)
+        return Numbers(limit, initial, step=parse_size(self.growth, "growth"), adaptive=self.adaptive)
+
+
+@dataclass(frozen=True)
+class Fixed(Strategy):
+    """Take all memory at construction, and never more.
+
+    Parameters
+    ----------
+    capacity : int or str
+        Bytes, in one segment.
+    block : int, str, list or None
+        Cut it into equal blocks of this size: every allocation takes one, the fastest way there is.  A
+        list of sizes, or of pairs of size and count, makes blocks of several sizes.  None keeps one
+        slab, from which blocks of any size are cut.
+    oversize : {"error", "direct"}
+        What becomes of a request that is larger than every block: an `OutOfMemoryError` that names
+        both, or a segment of its own, which is counted as a miss.
+    limit : float, int or str
+        The most that the pool ever reserves, `capacity` and such segments together; as for `Dynamic`.
+
+    Raises
+    ------
+    ValueError, TypeError, OverflowError
+        For numbers that make no sense; the message names the parameter.
+
+    Examples
+    --------
+    >>> Fixed("1GiB", block="4MiB").blocks()
+    ((4194304, 256),)
+    """
+
+    capacity: int | str
+    block: int | str | list | tuple | None = None
+    oversize: str = "error"
+    limit: float | int | str = 0.8
+
+    def __post_init__(self):
+        _core_size(self.capacity, "capacity")
+        self.blocks()
+        if self.oversize not in ("error", "direct"):
+            raise ValueError(f'oversize must be "error" or "direct", got {self.oversize!r}')
+        _check_limit(self.limit)
+
+    def blocks(self):
+        """Size and count of the blocks, the smallest first; empty for one slab."""
+        return _blocks_of(parse_size(self.capacity, "capacity"), self.block, "capacity")
+
+    def rule(self, device_total):
+        """The numbers that a pool works with: see `Strategy.rule`."""
+        capacity = parse_size(self.capacity, "capacity")
+        limit = _limit_bytes(self.limit, device_total)
+        blocks = self.blocks()
+        direct = self.oversize == "direct"
+        if not direct and isinstance(self.limit, float):
+            limit = min(capacity, device_total)
+        if capacity > limit:
+            raise ValueError(
+                f"capacity is {format_bytes(capacity)}, but the pool may take {format_bytes(limit)} "
+                f"of the device's {format_bytes(device_total)}"
+            )
+        return Numbers(
+            limit=limit if direct else capacity,
+            step=GRANULE,
+            core=capacity,
+            blocks=blocks,
+            largest=blocks[-1][0] if blocks else MAX_SIZE,
+            exact=True,
+        )
+
+
+@dataclass(frozen=True)
+class Hybrid(Strategy):
+    """A fixed core for the common requests, and an area that grows for the rest.
+
+    Parameters
+    ----------
+    core : int or str
+        Bytes of the core, taken at construction in one segment.
+    block : int, str, list or None
+        As for `Fixed`: equal blocks of one or several sizes, or None for one slab.
+    watermark : float
+        Share of the core: while more of it is live, `Pool.maintain` makes the dynamic area grow ahead
+        of need.  1.0 turns that off.
+    dynamic : Dynamic
+        Of the rest.  Its limit is that of the whole pool.
+    smallest, largest : int or str
+        Requests of these sizes are served from the core while it has room, and others never; by
+        default all that it can hold.
+
+    Raises
+    ------
+    ValueError, TypeError, OverflowError
+        For numbers that make no sense; the message names the parameter.
+
+    Examples
+    --------
+    >>> Hybrid("4GiB", watermark=0.9, dynamic=Dynamic(growth="512MiB")).watermark
+    0.9
+    """
+
+    core: int | str
+    block: int | str | list | tuple | None = None
+    watermark: float = 0.8
+    dynamic: Dynamic = field(default_factory=Dynamic)
+    smallest: int | str = 1
+    largest: int | str | None = None
+
+    def __post_init__(self):
+        _core_size(self.core, "core")
+        self.blocks()
+        if isinstance(self.watermark, bool) or not isinstance(self.watermark, (int, float)):
+            raise TypeError(f"watermark must be a number, not {type(self.watermark).__name__}")
+        if not 0 < self.watermark <= 1:
+            raise ValueError(f"watermark must be above 0 and at most 1, got {self.watermark}")
+        if not isinstance(self.dynamic, Dynamic):
+            raise TypeError(f"dynamic must be a vpool.Dynamic, not {type(self.dynamic).__name__}")
+        least, most = self._band()
+        if least > most:
+            raise ValueError(f"smallest is {format_bytes(least)}, but the core's largest request is {format_bytes(most)}")
+
+    def blocks(self):
+        """Size and count of the core's blocks, the smallest first; empty for one slab."""
+        return _blocks_of(parse_size(self.core, "core"), self.block, "core")
+
+    def _band(self):
+        blocks = self.blocks()
+        most = blocks[-1][0] if blocks else MAX_SIZE
+        if self.largest is not None:
+            most = min(most, parse_size(self.largest, "largest"))
+        return max(1, parse_size(self.smallest, "smallest")), most
+
+    def rule(self, device_total):
+        """The numbers that a pool works with: see `Strategy.rule`."""
+        core = parse_size(self.core, "core")
+        numbers = self.dynamic.rule(device_total)
+        if core > numbers.limit:
+            raise ValueError(
+                f"core is {format_bytes(core)}, but the pool may take {format_bytes(numbers.limit)} "
+                f"of the device's {format_bytes(device_total)}"
+            )
+        least, most = self._band()
+        return numbers._replace(
+            initial=min(numbers.initial, numbers.limit - core),
+            core=core,
+            blocks=self.blocks(),
+            smallest=least,
+            largest=most,
+            watermark=float(self.watermark),
+        )
+
+
+def _core_size(size, what):
+    if parse_size(size, what) < GRANULE:
+        raise ValueError(f"{what} must be at least {GRANULE} bytes, got {size!r}")
+
+
+def _blocks_of(capacity, block, what):
+    """Size and count of each kind of block that a capacity is cut into, the smallest first."""
+    if block is None:
+        return ()
+    several = block if isinstance(block, (list, tuple)) else [block]
+    if not several:
+        raise ValueError("block must not be an empty list")
+    counts = {}
+    for one in several:
+        if isinstance(one, (list, tuple)):
+            if len(one) != 2:
+                raise ValueError(f"a block must be a size, or a pair of size and count, got {one!r}")
+            size, count = _block_size(one[0]), operator.index(one[1])
+            if count < 1:
+                raise ValueError(f"a count of blocks must be at least 1, got {count}")
+        else:
+            size = _block_size(one)
+            count = capacity // len(several) // size
+            if count < 1:
+                share = f"its share of {what}" if len(several) > 1 else what
+                raise ValueError(
+                    f"block is {format_bytes(size)}, more than {share} ({format_bytes(capacity // len(several))})"
+                )
+        counts[size] = counts.get(size, 0) + count
+    needed = sum(size * count for size, count in counts.items())
+    if needed > capacity:
+        raise ValueError(f"the blocks come to {format_bytes(needed)}, more than {what} ({format_bytes(capacity)})")
+    if sum(counts.values()) > MAX_BLOCKS:
+        raise ValueError(f"at most {MAX_BLOCKS:,} blocks, got {sum(counts.values()):,}: larger ones would do")
+    return tuple(sorted(counts.items()))
+
+
+def _block_size(size):
+    """Bytes of a block, in whole granules."""
+    nbytes = parse_size(size, "block")
+    if nbytes == 0:
+        raise ValueError("block must not be 0 bytes")
+    return -(-nbytes // GRANULE) * GRANULE

@@ -96,8 +96,8 @@ cdef class Pool(Lender):
         if on_pressure not in ("wait", "raise"):
             raise ValueError(f'on_pressure must be "wait" or "raise", not {on_pressure!r}')
         source = resolve(source, device)
-        limit, initial, factor, step = strategy.rule(source.memory()[1])
-        self.core = Core(source, limit, initial, factor, step)
+        numbers = strategy.rule(source.memory()[1])
+        self.core = Core(source, numbers.limit, numbers.initial, numbers.factor, numbers.step)
         self.core.may_wait = on_pressure == "wait"
         self.core.state.never_waits = not self.core.may_wait
         self.default_arena = self.core.state.arenas[0]
