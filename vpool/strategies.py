@@ -256,7 +256,9 @@ class Hybrid(Strategy):
             raise TypeError(f"dynamic must be a vpool.Dynamic, not {type(self.dynamic).__name__}")
         least, most = self._band()
         if least > most:
-            raise ValueError(f"smallest is {format_bytes(least)}, but the core's largest request is {format_bytes(most)}")
+            raise ValueError(
+                f"smallest is {format_bytes(least)}, but the largest request of the core is {format_bytes(most)}"
+            )
 
     def blocks(self):
         """Size and count of the core's blocks, the smallest first; empty for one slab."""
