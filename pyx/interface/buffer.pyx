@@ -3,7 +3,8 @@ cimport cython
 from cpython.long cimport PyLong_FromUnsignedLongLong
 from libc.stdint cimport uint64_t
 
-from vpool._base.lock cimport atomic_read, spin_lock, spin_try, spin_unlock
+from vpool._base.bias cimport Seat, bias_enter, bias_leave, bias_try_enter
+from vpool._base.lock cimport atomic_read
 from vpool._base.types cimport BLOCK_LIVE, Block, BlockId, likely
 from vpool._management.arena cimport Arena
 from vpool._management.cross cimport cross_free_record
@@ -60,16 +61,17 @@ cdef class Buffer:
         """Give the block back, which nobody else will then do; False where it was freed by hand before."""
         cdef Arena* arena = self.arena
         cdef BlockId block_id = self.block_id
+        cdef Seat* seat
         cdef bint mine
         self.block_id = 0                         # before the GIL can go to another thread that closes it too
-        if likely(spin_try(&arena.lock)):
+        if likely(bias_try_enter(&arena.lock, &seat)):
             mine = hit_put_record(arena, block_id, self.generation, self.address)
-            spin_unlock(&arena.lock)
+            bias_leave(&arena.lock, seat)
         else:
             with nogil:
-                spin_lock(&arena.lock)
+                seat = bias_enter(&arena.lock)
                 mine = hit_put_record(arena, block_id, self.generation, self.address)
-                spin_unlock(&arena.lock)
+                bias_leave(&arena.lock, seat)
         return mine
 
     cdef bint put_on(self, int slot) noexcept:

@@ -7,7 +7,8 @@ cimport cython
 from libc.stdint cimport uint64_t
 from libc.string cimport memset
 
-from vpool._base.lock cimport atomic_read, spin_lock, spin_try, spin_unlock
+from vpool._base.bias cimport Seat, bias_leave, bias_try_enter
+from vpool._base.lock cimport atomic_read, spin_lock, spin_unlock
 from vpool._base.types cimport GRANULE, BlockId, likely, round_up
 from vpool._interface.diagnosis cimport source_error, stray
 from vpool._management.arena cimport Arena
@@ -45,11 +46,12 @@ cdef int register(Lender lender) except -1:
 cdef inline BlockId hit(Arena* arena, uint64_t requested, uint64_t* address) noexcept nogil:
     """A block from the arena's lists, if its lock is free; 0 for whatever takes longer."""
     cdef BlockId block_id
-    if not spin_try(&arena.lock):
+    cdef Seat* seat
+    if not bias_try_enter(&arena.lock, &seat):
         return 0
     block_id = hit_take(arena, round_up(requested, GRANULE), requested, 0)
     address[0] = arena.blocks[block_id].address
-    spin_unlock(&arena.lock)
+    bias_leave(&arena.lock, seat)
     return block_id
 
 

@@ -5,7 +5,8 @@ cimport cython
 from cpython.long cimport PyLong_FromUnsignedLongLong
 from libc.stdint cimport uint64_t
 
-from vpool._base.lock cimport atomic_write, spin_try, spin_unlock
+from vpool._base.bias cimport Seat, bias_leave, bias_try_enter
+from vpool._base.lock cimport atomic_write
 from vpool._base.types cimport GRANULE, BlockId
 from vpool._interface.arguments cimport address_of, checked_alignment, size_of
 from vpool._interface.buffer cimport Buffer
@@ -36,12 +37,13 @@ cdef object DEFAULT_ALIGNMENT = 256
 cdef inline bint put(Arena* arena, uint64_t address) noexcept nogil:
     """Take a block back, if the arena's lock is free and the block is this arena's."""
     cdef BlockId block_id
-    if not spin_try(&arena.lock):
+    cdef Seat* seat
+    if not bias_try_enter(&arena.lock, &seat):
         return False
     block_id = index_remove(arena, address)
     if block_id:
         hit_put(arena, block_id)
-    spin_unlock(&arena.lock)
+    bias_leave(&arena.lock, seat)
     return block_id != 0
 
 

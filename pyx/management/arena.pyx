@@ -1,6 +1,7 @@
 """What an arena does rarely: it is made, its index grows, segments come and go, alignment is found."""
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
+from vpool._base.bias cimport bias_drop, bias_init, bias_take
 from vpool._base.lock cimport atomic_read, atomic_write, spin_lock, spin_unlock
 from vpool._base.memory cimport lazy_release, lazy_reserve
 from vpool._base.types cimport BLOCK_EDGE, BLOCK_FREE, GRANULE, Block, BlockId, round_up
@@ -24,6 +25,7 @@ cdef Arena* arena_new(uint16_t slot, uint64_t minimum_remainder) noexcept nogil:
     cdef uint64_t records = MOST_RECORDS
     if arena == NULL:
         return NULL
+    bias_init(&arena.lock)
     arena.slot = slot
     arena.minimum_remainder = minimum_remainder
     # Where address space is limited (ulimit -v, strict overcommit) fewer records have to do.
@@ -233,14 +235,14 @@ cdef bint arena_at_rest(Arena* arena, uint64_t done) noexcept nogil:
     cdef uint32_t number
     cdef BlockId block_id
     cdef bint rest
-    spin_lock(&arena.lock)
+    bias_take(&arena.lock)
     rest = arena.live_blocks == 0 and arena.pending_blocks == 0 and arena.lent_blocks == 0 and arena.adopted == 0
     for number in range(<uint32_t> (ROWS * CLASSES_PER_ROW)):
         block_id = arena.heads[number]
         while rest and block_id:
             rest = arena.blocks[block_id].stamp <= done
             block_id = arena.blocks[block_id].list_next
-    spin_unlock(&arena.lock)
+    bias_drop(&arena.lock)
     return rest
 
 

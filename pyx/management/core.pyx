@@ -3,6 +3,7 @@ cimport cython
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 
+from vpool._base.bias cimport bias_drop, bias_take
 from vpool._base.lock cimport atomic_add, atomic_read, atomic_release, atomic_write, lone_count, spin_lock, spin_unlock
 from vpool._base.memory cimport lazy_release, lazy_reserve
 from vpool._base.turn cimport turn_destroy, turn_give, turn_init, turn_take
@@ -374,7 +375,7 @@ cdef class Core:
             self.give_back(&segment)
             return STATUS_MISALIGNED
         spin_lock(&state.lock)
-        spin_lock(&arena.lock)
+        bias_take(&arena.lock)
         if state.segment_count < MOST_SEGMENTS:
             segment.edge = arena_add_segment(arena, segment.address, segment.nbytes)
         if segment.edge:
@@ -384,7 +385,7 @@ cdef class Core:
                 arena, request.nbytes, request.requested, request.alignment, request.tag)
             if request.block_id:
                 request.address = arena.blocks[request.block_id].address
-        spin_unlock(&arena.lock)
+        bias_drop(&arena.lock)
         spin_unlock(&state.lock)
         if segment.edge == 0:
             request.no_record = True
@@ -462,13 +463,13 @@ cdef class Core:
         for i in range(state.segment_count):
             segment = &state.segments[i]
             if segment.edge:
-                spin_lock(&segment.arena.lock)
+                bias_take(&segment.arena.lock)
                 block_id = segment.arena.blocks[segment.edge].next
                 # Pending or lent ones may be free once the device was waited for.
                 found = segment.arena.blocks[block_id].state != BLOCK_LIVE and (
                     segment.arena.blocks[block_id].state != BLOCK_FREE
                     or segment.arena.blocks[block_id].nbytes == segment.nbytes)
-                spin_unlock(&segment.arena.lock)
+                bias_drop(&segment.arena.lock)
             if found or segment.edge == 0:
                 found = True
                 break
@@ -495,11 +496,11 @@ cdef class Core:
             if idle.edge == 0:                    # refused before
                 found = True
             else:
-                spin_lock(&idle.arena.lock)
+                bias_take(&idle.arena.lock)
                 block = &idle.arena.blocks[idle.arena.blocks[idle.edge].next]
                 if block.stamp <= atomic_read(state.table[idle.arena.slot].done):
                     found = arena_remove_segment(idle.arena, idle.edge, idle.nbytes)
-                spin_unlock(&idle.arena.lock)
+                bias_drop(&idle.arena.lock)
             if found:
                 state.segment_count -= 1
                 state.segments[cursor[0]] = state.segments[state.segment_count]

@@ -1,7 +1,8 @@
 """Memory that crosses streams: pending blocks made ready, free blocks stolen, loans sent home."""
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
-from vpool._base.lock cimport atomic_add, atomic_read, spin_lock, spin_unlock
+from vpool._base.bias cimport bias_drop, bias_take
+from vpool._base.lock cimport atomic_add, atomic_read
 from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, FLAG_USED, GRANULE, Block, BlockId, round_up
 from vpool._management.arena cimport Arena, Dependency, arena_find_aligned, arena_take_aligned
 from vpool._management.freelist cimport freelist_find, freelist_insert, freelist_remove
@@ -38,14 +39,14 @@ cdef bint _sweep(CoreState* state, Arena* arena) noexcept nogil:
     while left:
         part = left if left < SLICE else SLICE
         left -= part
-        spin_lock(&arena.lock)
+        bias_take(&arena.lock)
         while part and arena.pending_first:
             if pending_release(state, arena, arena.pending_first):
                 freed = True
             else:
                 pending_rotate(arena)
             part -= 1
-        spin_unlock(&arena.lock)
+        bias_drop(&arena.lock)
     return freed
 
 
@@ -56,7 +57,7 @@ cdef uint32_t _awaited(Arena* arena, uint64_t least, uint16_t* slots, uint64_t* 
     cdef uint32_t looks = 16 * SLICE
     cdef BlockId block_id
     cdef Dependency* dependency
-    spin_lock(&arena.lock)
+    bias_take(&arena.lock)
     block_id = arena.pending_first
     while block_id and looks:
         looks -= 1
@@ -75,7 +76,7 @@ cdef uint32_t _awaited(Arena* arena, uint64_t least, uint16_t* slots, uint64_t* 
                     numbers[i] = dependency.number
             number = dependency.next
         block_id = arena.blocks[block_id].list_next
-    spin_unlock(&arena.lock)
+    bias_drop(&arena.lock)
     return count
 
 
@@ -118,20 +119,20 @@ cdef void _give_home(CoreState* state, Source source, Extent* extent) noexcept n
     cdef Arena* owner = extent.owner
     cdef bint proved = order_proved(state, owner.slot, extent.freer.slot, extent.stamp)
     cdef bint kept
-    spin_lock(&owner.lock)
+    bias_take(&owner.lock)
     lend_home(extent)
     if proved:
         merge_free(owner, extent.lent)
         kept = True
     else:
         kept = pending_add(owner, extent.lent, extent.freer, extent.stamp)
-    spin_unlock(&owner.lock)
+    bias_drop(&owner.lock)
     if not kept:
         # No record left to remember the dependency with: make it true instead.
         if order_drain(state, source) == STATUS_OK:
-            spin_lock(&owner.lock)
+            bias_take(&owner.lock)
             merge_free(owner, extent.lent)
-            spin_unlock(&owner.lock)
+            bias_drop(&owner.lock)
 
 
 cdef bint _recall_from(CoreState* state, Source source, Arena* arena) noexcept nogil:
@@ -141,9 +142,9 @@ cdef bint _recall_from(CoreState* state, Source source, Arena* arena) noexcept n
     cdef int i
     cdef bint any = False
     while count == RETURNED_AT_ONCE:
-        spin_lock(&arena.lock)
+        bias_take(&arena.lock)
         count = lend_return(arena, extents, RETURNED_AT_ONCE)
-        spin_unlock(&arena.lock)
+        bias_drop(&arena.lock)
         for i in range(count):
             _give_home(state, source, &extents[i])
             any = True
@@ -214,7 +215,7 @@ cdef bint _take_loan(CoreState* state, Request* request, Arena* owner, bint prov
     """Lend the request's arena a fitting free block of another; whether there was one."""
     cdef BlockId block_id
     cdef bint found
-    spin_lock(&owner.lock)
+    bias_take(&owner.lock)
     block_id = freelist_find(owner, request.nbytes + request.alignment - GRANULE)
     if block_id == 0:
         block_id = arena_find_aligned(owner, request.nbytes, request.alignment)
@@ -223,15 +224,15 @@ cdef bint _take_loan(CoreState* state, Request* request, Arena* owner, bint prov
         found = order_proved(state, request.arena.slot, owner.slot, owner.blocks[block_id].stamp)
     if found:
         lend_out(owner, block_id, _to_steal(request, &owner.blocks[block_id]), request.arena.slot, extent)
-    spin_unlock(&owner.lock)
+    bias_drop(&owner.lock)
     return found
 
 
 cdef void _cancel_loan(Extent* extent) noexcept nogil:
-    spin_lock(&extent.owner.lock)
+    bias_take(&extent.owner.lock)
     lend_home(extent)
     merge_free(extent.owner, extent.lent)
-    spin_unlock(&extent.owner.lock)
+    bias_drop(&extent.owner.lock)
 
 
 cdef BlockId _use_loan(CoreState* state, Source source, Request* request, Extent* extent) noexcept nogil:
@@ -244,7 +245,7 @@ cdef BlockId _use_loan(CoreState* state, Source source, Request* request, Extent
             request.status = status
         _cancel_loan(extent)
         return 0
-    spin_lock(&arena.lock)
+    bias_take(&arena.lock)
     # The borrower's own stamp: a third stream has to come after this one, which came after the owner.
     if extent.stamp <= atomic_read(state.table[extent.freer.slot].done):
         extent.stamp = 0
@@ -254,7 +255,7 @@ cdef BlockId _use_loan(CoreState* state, Source source, Request* request, Extent
     if edge_id:
         request.block_id = arena_take_aligned(arena, request.nbytes, request.requested, request.alignment, request.tag)
         request.address = arena.blocks[request.block_id].address
-    spin_unlock(&arena.lock)
+    bias_drop(&arena.lock)
     if edge_id == 0:
         request.no_record = True
         _cancel_loan(extent)
@@ -281,11 +282,11 @@ cdef BlockId cross_steal(CoreState* state, Source source, Request* request) noex
 cdef BlockId cross_take_own(Request* request) noexcept nogil:
     """Serve the request from its own arena, looking harder than a hit does."""
     cdef Arena* arena = request.arena
-    spin_lock(&arena.lock)
+    bias_take(&arena.lock)
     request.block_id = arena_take_aligned(arena, request.nbytes, request.requested, request.alignment, request.tag)
     if request.block_id:
         request.address = arena.blocks[request.block_id].address
-    spin_unlock(&arena.lock)
+    bias_drop(&arena.lock)
     return request.block_id
 
 
@@ -348,14 +349,14 @@ cdef bint _settle_in(CoreState* state, Arena* user, Extent* extent) noexcept nog
 
 cdef void _arrive(CoreState* state, Arena* user, Extent* extent) noexcept nogil:
     cdef bint arrived
-    spin_lock(&user.lock)
+    bias_take(&user.lock)
     arrived = _settle_in(state, user, extent)
-    spin_unlock(&user.lock)
+    bias_drop(&user.lock)
     if not arrived:
-        spin_lock(&extent.owner.lock)
+        bias_take(&extent.owner.lock)
         lend_home(extent)
         pending_add(extent.owner, extent.lent, user, extent.stamp)
-        spin_unlock(&extent.owner.lock)
+        bias_drop(&extent.owner.lock)
 
 
 cdef bint cross_free(CoreState* state, uint64_t address, uint16_t freer) noexcept nogil:
@@ -371,13 +372,13 @@ cdef bint cross_free(CoreState* state, uint64_t address, uint16_t freer) noexcep
     for slot in range(slot_count(state)):
         arena = state.arenas[slot]
         moves = False
-        spin_lock(&arena.lock)
+        bias_take(&arena.lock)
         block_id = index_remove(arena, address)
         if block_id and slot == freer:
             hit_put(arena, block_id)
         elif block_id:
             moves = _leave(state, arena, block_id, freer, &extent)
-        spin_unlock(&arena.lock)
+        bias_drop(&arena.lock)
         if moves:
             _arrive(state, state.arenas[freer], &extent)
         if block_id:
@@ -392,7 +393,7 @@ cdef bint cross_free_record(CoreState* state, Arena* arena, BlockId block_id, ui
     cdef Extent extent
     cdef bint moves = False
     cdef bint mine
-    spin_lock(&arena.lock)
+    bias_take(&arena.lock)
     mine = block.state == BLOCK_LIVE and block.generation == generation
     if mine:
         index_remove(arena, block.address)
@@ -400,7 +401,7 @@ cdef bint cross_free_record(CoreState* state, Arena* arena, BlockId block_id, ui
             hit_put(arena, block_id)
         else:
             moves = _leave(state, arena, block_id, freer, &extent)
-    spin_unlock(&arena.lock)
+    bias_drop(&arena.lock)
     if moves:
         _arrive(state, state.arenas[freer], &extent)
     return mine
@@ -414,11 +415,11 @@ cdef int cross_use(CoreState* state, uint64_t address, uint16_t user) noexcept n
     cdef uint32_t slot
     for slot in range(slot_count(state)):
         arena = state.arenas[slot]
-        spin_lock(&arena.lock)
+        bias_take(&arena.lock)
         block_id = index_find(arena, address)
         if block_id and slot != user:
             kept = pending_use(arena, block_id, state.arenas[user])
-        spin_unlock(&arena.lock)
+        bias_drop(&arena.lock)
         if block_id:
             return 1 if kept else -1
     return 0

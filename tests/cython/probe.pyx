@@ -1,6 +1,17 @@
 """The inline parts of vpool that no Python call reaches alone, with a thin skin for tests."""
 from libc.stdint cimport uint32_t, uint64_t
 
+from vpool._base.bias cimport (
+    FIRST_PATIENCE,
+    BiasedLock,
+    Seat,
+    bias_drop,
+    bias_enter,
+    bias_init,
+    bias_leave,
+    bias_take,
+    bias_try_enter,
+)
 from vpool._base.lock cimport SpinLock, atomic_add, atomic_read, spin_lock, spin_try, spin_unlock
 from vpool._base.turn cimport Turn, turn_destroy, turn_give, turn_init, turn_take
 from vpool._base.types cimport BLOCK_FREE, GRANULE, Block, BlockId, round_down, round_up
@@ -58,6 +69,73 @@ cdef class Lock:
 
     def unlock(self):
         spin_unlock(&self.lock)
+
+
+cdef class BiasLock:
+    """A biased lock and a plain counter under it."""
+
+    cdef BiasedLock lock
+    cdef readonly unsigned long long counter
+    cdef unsigned long long inside
+    cdef readonly unsigned long long most_inside
+    first_patience = <int> FIRST_PATIENCE
+
+    def __cinit__(self):
+        bias_init(&self.lock)
+
+    @property
+    def patience(self):
+        """Takings in a row that earn the bias; set low, it changes hands all the time."""
+        return self.lock.patience
+
+    @patience.setter
+    def patience(self, value):
+        self.lock.patience = value
+
+    @property
+    def biased(self):
+        return self.lock.owner != NULL
+
+    @property
+    def revocations(self):
+        return self.lock.revocations
+
+    cdef void count(self) noexcept nogil:
+        cdef unsigned long long inside = atomic_add(self.inside, 1)
+        if inside > self.most_inside:
+            self.most_inside = inside
+        self.counter += 1
+        atomic_add(self.inside, -1)
+
+    def hammer(self, Py_ssize_t repeats, Py_ssize_t rare=0, uint32_t patience=0):
+        """Take the lock so often; every `rare`-th time in the way of slow paths, which lowers `patience` again."""
+        cdef Py_ssize_t i
+        cdef Seat* seat
+        with nogil:
+            for i in range(repeats):
+                if rare and i % rare == 0:
+                    bias_take(&self.lock)
+                    if patience:
+                        self.lock.patience = patience
+                    self.count()
+                    bias_drop(&self.lock)
+                else:
+                    seat = bias_enter(&self.lock)
+                    self.count()
+                    bias_leave(&self.lock, seat)
+
+    def hammer_trying(self, Py_ssize_t repeats):
+        """Try so often; how often it worked."""
+        cdef Py_ssize_t i
+        cdef Py_ssize_t worked = 0
+        cdef Seat* seat
+        with nogil:
+            for i in range(repeats):
+                if bias_try_enter(&self.lock, &seat):
+                    self.count()
+                    bias_leave(&self.lock, seat)
+                    worked += 1
+        return worked
 
 
 cdef class TurnTaker:

@@ -36,6 +36,53 @@ class TestLock:
         lock.unlock()
         assert lock.try_lock()
 
+    @pytest.mark.parametrize("threads", [1, 2, 4])
+    @pytest.mark.parametrize(("rare", "patience"), [(0, 0), (1000, 2), (7, 2)])
+    def test_no_count_is_lost_under_bias(self, probe, threads, rare, patience):
+        """Also while the bias is earned and ended all the time."""
+        lock = probe.BiasLock()
+        in_threads(lambda: lock.hammer(200_000, rare, patience), threads)
+        assert lock.counter == 200_000 * threads
+        assert lock.most_inside == 1
+        assert threads == 1 or lock.revocations > 0 or not lock.patience
+
+    def test_no_count_is_lost_when_threads_try(self, probe):
+        lock = probe.BiasLock()
+        worked = []
+        in_threads(lambda: worked.append(lock.hammer_trying(200_000)), 2)
+        lock.hammer(1000, 10, 2)
+        in_threads(lambda: (lock.hammer(200_000, 1000, 2), worked.append(lock.hammer_trying(200_000))), 2)
+        assert lock.counter == sum(worked) + 401_000
+        assert lock.most_inside == 1
+
+    def test_the_bias_is_earned_and_each_time_dearer(self, probe):
+        lock = probe.BiasLock()
+        for round_number in range(4):
+            patience = lock.patience
+            assert patience == lock.first_patience << round_number
+            lock.hammer(patience)
+            assert not lock.biased
+            lock.hammer(1)
+            assert lock.biased
+            in_threads(lambda: lock.hammer(1), 1)
+            assert not lock.biased
+        assert lock.revocations == 4
+
+    def test_a_bias_of_another_thread_is_not_waited_for(self, probe):
+        lock = probe.BiasLock()
+        in_threads(lambda: lock.hammer(100), 1)
+        assert lock.biased
+        assert lock.hammer_trying(10) == 0
+        lock.hammer(1)
+        assert lock.hammer_trying(10) == 10
+
+    def test_more_threads_than_seats(self, probe):
+        lock = probe.BiasLock()
+        for _ in range(20):
+            lock.patience = 2
+            in_threads(lambda: lock.hammer(10), 3)
+        assert lock.counter == 20 * 3 * 10
+
     def test_who_waits_gets_it_in_the_end(self, probe):
         """The holder lost its core for long: the waiter yields and goes on."""
         lock = probe.Lock()

@@ -5,6 +5,7 @@ inline and O(1): a bitmap look-up and at most one cut; an index look-up and at m
 """
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
+from vpool._base.bias cimport BiasedLock
 from vpool._base.lock cimport SpinLock
 from vpool._base.types cimport Block, BlockId
 
@@ -36,7 +37,8 @@ cdef struct Peaks:
 cdef struct Arena:
     # Guards every field below and every record of this arena's blocks; `_base/lock.pxd` has the rule.
     # Order: a pool's `CoreState.lock` first, then an arena's; several arenas only under that, by rising slot.
-    SpinLock lock
+    # Biased towards the thread that uses the stream most.
+    BiasedLock lock
     uint16_t slot
     # Records: a slab that never moves, mapped as it is touched.
     BlockId fresh                 # the first record that was never used

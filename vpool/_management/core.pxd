@@ -2,7 +2,8 @@
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from vpool._base.lock cimport lone_read, spin_lock, spin_unlock
+from vpool._base.bias cimport Seat, bias_enter, bias_leave
+from vpool._base.lock cimport lone_read
 from vpool._base.types cimport GRANULE, BlockId, round_up, unlikely
 from vpool._management.arena cimport Arena
 from vpool._management.hit cimport hit_put, hit_take
@@ -51,12 +52,13 @@ cdef inline BlockId core_allocate(Core core, Arena* arena, uint64_t requested, u
     """
     cdef Request request
     cdef BlockId block_id
+    cdef Seat* seat
     if unlikely(lone_read(core.state.word) != 0):
         return 0
-    spin_lock(&arena.lock)
+    seat = bias_enter(&arena.lock)
     block_id = hit_take(arena, round_up(requested, GRANULE), requested, 0)
     address[0] = arena.blocks[block_id].address
-    spin_unlock(&arena.lock)
+    bias_leave(&arena.lock, seat)
     if unlikely(block_id == 0):
         memset(&request, 0, sizeof(Request))
         request.arena = arena
@@ -71,9 +73,9 @@ cdef inline BlockId core_allocate(Core core, Arena* arena, uint64_t requested, u
 cdef inline bint core_deallocate(Core core, Arena* arena, uint64_t address) noexcept nogil:
     """Take back a block of this arena; False where it is none.  Waits for the lock."""
     cdef BlockId block_id
-    spin_lock(&arena.lock)
+    cdef Seat* seat = bias_enter(&arena.lock)
     block_id = index_remove(arena, address)
     if block_id:
         hit_put(arena, block_id)
-    spin_unlock(&arena.lock)
+    bias_leave(&arena.lock, seat)
     return block_id != 0

@@ -1,6 +1,7 @@
 """The state of a pool: its stream slots, segments and counters, and what a request carries along."""
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
+from vpool._base.bias cimport bias_drop, bias_take
 from vpool._base.lock cimport SpinLock, atomic_acquire, spin_lock, spin_unlock
 from vpool._base.turn cimport Turn
 from vpool._base.types cimport MAX_SLOTS, BlockId
@@ -125,11 +126,11 @@ cdef inline void lock_all(CoreState* state) noexcept nogil:
     cdef uint32_t slot
     spin_lock(&state.lock)
     for slot in range(state.slots):
-        spin_lock(&state.arenas[slot].lock)
+        bias_take(&state.arenas[slot].lock)
 
 
 cdef inline void unlock_all(CoreState* state) noexcept nogil:
     cdef uint32_t slot
     for slot in range(state.slots):
-        spin_unlock(&state.arenas[slot].lock)
+        bias_drop(&state.arenas[slot].lock)
     spin_unlock(&state.lock)
