@@ -22,7 +22,7 @@ LAYERS = {
     "base": ("vpool._base", "vpool.errors", "vpool.sizes", "vpool.version"),
     # Plain figures and rules in Python, which know neither pools nor sources.
     "records": ("vpool.report", "vpool.stats", "vpool.strategies", "vpool.streams", "vpool.trace"),
-    "storage": ("vpool._storage", "vpool.sources"),
+    "storage": ("vpool._storage", "vpool.sources", "vpool.policy"),
     "management": ("vpool._management",),
     "interface": ("vpool._interface",),
     "tools": ("vpool.defaults", "vpool.replay", "vpool.data", "vpool.bench"),

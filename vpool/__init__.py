@@ -18,6 +18,7 @@ from vpool.errors import (
     PatternError,
     SourceError,
 )
+from vpool.policy import Policy
 from vpool.replay import ReplayResult, replay
 from vpool.report import Report
 from vpool.strategies import Dynamic, Fixed, Hybrid
@@ -38,6 +39,7 @@ __all__ = [
     "InvalidPointerError",
     "OutOfMemoryError",
     "PatternError",
+    "Policy",
     "Pool",
     "ReplayResult",
     "Report",

@@ -1,12 +1,17 @@
 """The default pool of each device, and the functions that use it."""
 
+import contextlib
+import os
 import threading
 
 from vpool._interface.pool import Pool
 from vpool.errors import ClosedPoolError, ForeignPointerError
+from vpool.policy import Policy
 from vpool.sources import checked_ordinal, current_device, resolve
 
 __all__ = ["allocate", "deallocate", "default_pool", "empty", "inspect", "set_default_pool"]
+
+_VARIABLE = "VPOOL_POLICY"
 
 _defaults: dict[int, Pool] = {}
 _making = threading.RLock()  # a finaliser may ask for the pool while it is made
@@ -16,6 +21,9 @@ _former: list[Pool] = []  # default pools that were closed or replaced, kept for
 def default_pool(device=None):
     """The default pool of a device, made on first use.
 
+    It works by the policy file that the environment variable ``VPOOL_POLICY`` names, if that is set when
+    the pool is made.
+
     Parameters
     ----------
     device : int, optional
@@ -24,6 +32,11 @@ def default_pool(device=None):
     Returns
     -------
     Pool
+
+    Raises
+    ------
+    FormatError, OSError, ValueError, SourceError, OutOfMemoryError
+        Where no pool can be made by that policy; the message begins with the variable's name.
     """
     ordinal = current_device() if device is None else checked_ordinal(device)
     pool = _defaults.get(ordinal)
@@ -31,12 +44,34 @@ def default_pool(device=None):
         with _making:
             pool = _defaults.get(ordinal)
             if pool is None or pool.closed:
-                made = Pool(source=resolve(None, ordinal), name=f"default-{ordinal}")
+                made = _made_default(ordinal)
                 pool = _defaults.get(ordinal)
                 if pool is None or pool.closed:
                     _put_default(ordinal, made)
                     pool = made
     return pool
+
+
+def _made_default(ordinal):
+    name = f"default-{ordinal}"
+    path = os.environ.get(_VARIABLE)
+    if not path:
+        return Pool(source=resolve(None, ordinal), name=name)
+    with _naming_the_variable():
+        return Pool(**Policy.load(path).pool_arguments(ordinal), name=name)
+
+
+@contextlib.contextmanager
+def _naming_the_variable():
+    """Errors inside keep their kind and figures; their message tells who named the policy."""
+    try:
+        yield
+    except OSError as error:
+        error.strerror = f"{_VARIABLE}: {error.strerror}"
+        raise
+    except Exception as error:
+        error.args = (f"{_VARIABLE}: {error}", *error.args[1:])
+        raise
 
 
 def _put_default(ordinal, pool):

@@ -1,6 +1,7 @@
 """Replay: a recorded trace through a real pool."""
 
 import contextlib
+import os
 from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
@@ -9,12 +10,13 @@ from vpool import sources
 from vpool._interface.pool import Pool
 from vpool._interface.replay import Replayer
 from vpool.errors import PatternError, SourceError
+from vpool.policy import Policy
 from vpool.report import Report
 from vpool.sizes import parse_size
 from vpool.strategies import Dynamic
 from vpool.trace import Trace
 
-__all__ = ["ReplayResult", "replay", "strategy_of"]
+__all__ = ["ReplayResult", "policy_of", "replay", "strategy_of"]
 
 # Events between two calls of the progress function.
 _CHUNK = 1 << 16
@@ -83,11 +85,31 @@ def strategy_of(strategy):
         return Dynamic()
     if isinstance(strategy, str):
         if strategy not in _STRATEGIES:
-            raise ValueError(f"no strategy {strategy!r}; the strategies are {', '.join(sorted(_STRATEGIES))}")
+            raise ValueError(f"no strategy {strategy!r}; a name ({', '.join(sorted(_STRATEGIES))}) or a policy file")
         return _STRATEGIES[strategy]()
     if not isinstance(strategy, Dynamic):
-        raise TypeError(f"strategy must be a name or a vpool strategy, not {type(strategy).__name__}")
+        raise TypeError(
+            f"strategy must be a name, a policy, its file or a vpool strategy, not {type(strategy).__name__}"
+        )
     return strategy
+
+
+def policy_of(strategy):
+    """The policy that a name, a path, a policy or a strategy means; the default one for None.
+
+    A string that is no strategy's name is a path if there is such a file, or if it ends in ``.toml``.
+    """
+    if _is_path(strategy):
+        strategy = Policy.load(strategy)
+    if isinstance(strategy, Policy):
+        return replace(strategy, strategy=strategy_of(strategy.strategy))
+    return Policy(strategy_of(strategy))
+
+
+def _is_path(strategy):
+    if isinstance(strategy, str):
+        return strategy not in _STRATEGIES and (strategy.endswith(".toml") or os.path.isfile(strategy))
+    return isinstance(strategy, os.PathLike)
 
 
 def replay(
@@ -110,10 +132,10 @@ def replay(
     Parameters
     ----------
     trace : Trace or path
-    strategy : str or strategy, optional
-        ``"dynamic"`` or an object; the default strategy if not given.
+    strategy : str, path, Policy or strategy, optional
+        ``"dynamic"``, a policy or its file, or an object; the default strategy if not given.
     source : str or vpool.sources.Source
-        Where the pool's memory comes from.
+        Where the pool's memory comes from, whatever a policy says of it; None for the policy's own.
     capacity : int or str, optional
         Bytes that the pool may take, instead of the strategy's own limit.
     passes : int
@@ -136,12 +158,14 @@ def replay(
         Where a pattern was damaged.
     SourceError, ValueError, TypeError, FormatError
         Where source, strategy, numbers or trace cannot be used.
+    OSError
+        For a file that is not there or not readable.
     """
     if not isinstance(trace, Trace):
         trace = Trace.load(trace)
     if passes < 1:
         raise ValueError(f"passes must be at least 1, got {passes}")
-    pool = _pool_for(strategy_of(strategy), source, capacity)
+    pool = _pool_for(policy_of(strategy), source, capacity)
     if patterns and not pool.source.has_memory:
         raise ValueError(f"source {pool.source.name!r} has no memory to write patterns into")
     with pool, _streams_of(pool.source.driver, trace) as streams:
@@ -163,7 +187,8 @@ def _streams_of(driver, trace):
                 driver.destroy_stream(stream)
 
 
-def _pool_for(strategy, source, capacity):
+def _pool_for(policy, source, capacity):
+    strategy = policy.strategy
     if capacity is not None:
         capacity = parse_size(capacity, "capacity")
         strategy = replace(strategy, limit=capacity, initial=min(capacity, parse_size(strategy.initial)))
@@ -172,7 +197,8 @@ def _pool_for(strategy, source, capacity):
     elif source == "simulated":
         # Unbounded: the 80 % of a device that is not there would mean nothing.
         strategy = replace(strategy, limit=1.0) if isinstance(strategy.limit, float) else strategy
-    return Pool(strategy, source, name="replay")
+    policy = replace(policy, strategy=strategy)
+    return Pool(**policy.pool_arguments(source=source), name="replay")
 
 
 class _Run:

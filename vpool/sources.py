@@ -5,6 +5,7 @@ here build one with options.
 """
 
 import operator
+from collections.abc import Callable
 
 from vpool._storage.host_driver import HostDriver
 from vpool._storage.simulated_driver import SimulatedDriver
@@ -105,7 +106,7 @@ def current_device():
         return 0
 
 
-_BY_NAME = {"cuda": Cuda, "host": Host, "simulated": Simulated}
+BY_NAME: dict[str, Callable[..., Source]] = {"cuda": Cuda, "host": Host, "simulated": Simulated}
 
 
 def resolve(source=None, device=None):
@@ -124,11 +125,11 @@ def resolve(source=None, device=None):
             source = "host"
     if not isinstance(source, str):
         raise TypeError(f"source must be a name or a vpool source, not {type(source).__name__}")
-    if source not in _BY_NAME:
-        names = ", ".join(f'"{name}"' for name in sorted(_BY_NAME))
+    if source not in BY_NAME:
+        names = ", ".join(f'"{name}"' for name in sorted(BY_NAME))
         raise ValueError(f"no source {source!r}; the sources are {names}")
     if source == "cuda":
         return Cuda(device)
-    made = _BY_NAME[source]()
+    made = BY_NAME[source]()
     _ordinal(made.driver, device)
     return made

@@ -34,7 +34,9 @@ def count(text):
 
 def prepare(parser):
     parser.add_argument("trace", metavar="TRACE", help="a trace file (.npz)")
-    parser.add_argument("--strategy", default="dynamic", help="dynamic (the default)")
+    parser.add_argument(
+        "--strategy", default="dynamic", metavar="NAME|FILE", help="dynamic (the default), or a policy file (.toml)"
+    )
     parser.add_argument(
         "--source", default="simulated", choices=("simulated", "host", "cuda"), help="simulated if not given"
     )
