@@ -111,6 +111,7 @@ def test_results_have_the_keys_that_are_documented(capsys):
 
     trace = str(Path(vpool.data.__file__).with_name("two_streams.npz"))
     assert documented("replay")[1] == list(keys_of("replay", trace))
+    assert documented("compare")[1] == list(keys_of("compare", trace, "--no-peers"))
     assert documented("doctor")[1] == list(keys_of("doctor"))
     result = bench(scale=0.001)
     assert documented("bench")[1] == [*result, *result["rows"][0]]

@@ -19,13 +19,21 @@ MOST_LINES = 600
 
 # The layers, lowest first.  A name stands for the module, or the package with all that is in it.
 LAYERS = {
-    "base": ("vpool._base", "vpool.errors", "vpool.sizes", "vpool.version"),
+    "base": ("vpool._base", "vpool.errors", "vpool.sizes", "vpool.tables", "vpool.version"),
     # Plain figures and rules in Python, which know neither pools nor sources.
     "records": ("vpool.report", "vpool.stats", "vpool.strategies", "vpool.streams", "vpool.trace"),
     "storage": ("vpool._storage", "vpool.sources", "vpool.policy"),
     "management": ("vpool._management",),
     "interface": ("vpool._interface",),
-    "tools": ("vpool.defaults", "vpool.replay", "vpool.data", "vpool.bench"),
+    "tools": (
+        "vpool.defaults",
+        "vpool.replay",
+        "vpool.data",
+        "vpool.bench",
+        "vpool.ranges",
+        "vpool.peers",
+        "vpool.compare",
+    ),
     "package": ("vpool",),
     "commands": ("vpool.commands", "vpool.__main__"),
 }
@@ -34,6 +42,7 @@ THIRD_PARTY = {
     "numpy": "vpool",
     "cuda": "vpool._storage.cuda_driver",
     "rich": "vpool.commands.console",
+    "matplotlib": "vpool.commands.compare",
 }
 # End of the layers.
 CYTHON = {"cython", "cpython", "libc", "libcpp", "posix"}

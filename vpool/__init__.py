@@ -5,6 +5,7 @@ from vpool._interface.buffer import Buffer
 from vpool._interface.lender import pools
 from vpool._interface.pool import Pool
 from vpool._interface.streams import stream
+from vpool.compare import CompareResult, compare
 from vpool.defaults import allocate, deallocate, default_pool, empty, inspect, set_default_pool
 from vpool.errors import (
     ClosedPoolError,
@@ -28,6 +29,7 @@ from vpool.version import __version__
 __all__ = [
     "Buffer",
     "ClosedPoolError",
+    "CompareResult",
     "DoubleFreeError",
     "Dynamic",
     "Error",
@@ -47,6 +49,7 @@ __all__ = [
     "Trace",
     "__version__",
     "allocate",
+    "compare",
     "deallocate",
     "default_pool",
     "empty",

@@ -50,6 +50,8 @@ class ReplayResult:
         `ns_per_event` of each pass.
     driver_calls, driver_ns : list of int
         Calls of the source's driver in each pass, and the nanoseconds that they took.
+    waited : int
+        Requests that waited for a new segment, over all passes.
     verified_bytes : int
         Bytes of the blocks whose pattern was verified, over all passes; 0 without patterns.
     report : Report
@@ -71,6 +73,7 @@ class ReplayResult:
     warm_ns_per_event: list
     driver_calls: list
     driver_ns: list
+    waited: int = 0
     verified_bytes: int = 0
     report: Report | None = field(default=None, repr=False, compare=False)
 
@@ -242,6 +245,7 @@ class _Run:
             warm_ns_per_event=per_event,
             driver_calls=self.driver_calls,
             driver_ns=self.driver_ns,
+            waited=stats.allocations - stats.hits,
             verified_bytes=self.replayer.verified,
             report=worst,
         )

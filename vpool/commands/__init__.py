@@ -15,7 +15,7 @@ from vpool.version import __version__
 
 __all__ = ["main"]
 
-COMMANDS = ("demo", "doctor", "replay", "bench")
+COMMANDS = ("demo", "doctor", "replay", "compare", "bench")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -3,6 +3,8 @@
 import contextlib
 import sys
 
+from vpool.tables import table
+
 __all__ = ["progress", "table"]
 
 
@@ -31,15 +33,3 @@ def progress(label):
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def table(header, rows):
-    """Text of a table: the first column to the left, the others to the right."""
-    cells = [[str(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    lines = []
-    for row in cells:
-        first, *others = row
-        rest = [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
-        lines.append("  ".join([first.ljust(widths[0]), *rest]).rstrip())
-    return "\n".join(lines)
