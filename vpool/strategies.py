@@ -27,6 +27,7 @@ class Numbers(NamedTuple):
     smallest: int = 1  # requests from `smallest` to `largest` are served from the core
     largest: int = 0
     watermark: float = 1.0  # share of the core above which memory is taken ahead of need
+    headroom: int | None = None  # free bytes that what grows keeps ready; None: what it once had to grow for
     exact: bool = False  # a segment is never larger than the request that asks for it
 
 
@@ -226,6 +227,9 @@ class Hybrid(Strategy):
     smallest, largest : int or str
         Requests of these sizes are served from the core while it has room, and others never; by
         default all that it can hold.
+    headroom : int, str or None
+        Bytes in one piece that the dynamic area keeps ready while the core is above its watermark; by
+        default the largest request that it once had to grow for.
 
     Raises
     ------
@@ -244,9 +248,12 @@ class Hybrid(Strategy):
     dynamic: Dynamic = field(default_factory=Dynamic)
     smallest: int | str = 1
     largest: int | str | None = None
+    headroom: int | str | None = None
 
     def __post_init__(self):
         _core_size(self.core, "core")
+        if self.headroom is not None:
+            parse_size(self.headroom, "headroom")
         self.blocks()
         if isinstance(self.watermark, bool) or not isinstance(self.watermark, (int, float)):
             raise TypeError(f"watermark must be a number, not {type(self.watermark).__name__}")
@@ -288,6 +295,7 @@ class Hybrid(Strategy):
             smallest=least,
             largest=most,
             watermark=float(self.watermark),
+            headroom=None if self.headroom is None else parse_size(self.headroom, "headroom"),
         )
 
 

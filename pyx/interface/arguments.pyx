@@ -35,6 +35,20 @@ cdef uint64_t checked_alignment(alignment) except 0:
     return max(number, GRANULE)
 
 
+cdef uint64_t checked_rounding(rounding) except 0:
+    number = _index(rounding, "rounding")
+    if number < GRANULE or number & (number - 1) or number > MAX_ALIGNMENT:
+        raise ValueError(f"rounding must be a power of two from 256 bytes to 2 MiB, got {number}")
+    return number
+
+
+cdef uint64_t checked_remainder(remainder) except 0:
+    number = _index(remainder, "minimum_remainder")
+    if number < GRANULE or number >> 63:
+        raise ValueError(f"minimum_remainder must be at least {GRANULE} bytes, got {number}")
+    return number
+
+
 cdef uint64_t checked_address(ptr) except? 0:
     number = _index(ptr, "an address")
     if number < 0 or number >> 64:

@@ -80,7 +80,7 @@ cdef class Buffer:
         cdef bint mine
         self.block_id = 0
         with nogil:
-            mine = cross_free_record(&self.pool.core.state, self.arena, block_id, self.generation, slot)
+            mine = cross_free_record(self.pool.areas.state_of(self.arena), self.arena, block_id, self.generation, slot)
         return mine
 
     def close(self, stream=None):

@@ -1,11 +1,13 @@
 """What went wrong, as exceptions that say what to do about it."""
 from libc.stdint cimport uint64_t
 
-from vpool._base.types cimport BLOCK_LIVE, Block
+from vpool._base.types cimport BLOCK_LIVE, GRANULE, Block, round_up
 from vpool._interface.snapshot cimport copy_records
+from vpool._management.areas cimport Areas
 from vpool._management.core cimport Core, request_broken
 from vpool._management.state cimport RUNGS, Request
 from vpool._management.walk cimport walk_find
+from vpool._storage.driver cimport STATUS_OUT_OF_MEMORY
 
 from vpool._management.core import RUNG_NAMES
 from vpool.errors import DoubleFreeError, ForeignPointerError, OutOfMemoryError, SourceError
@@ -19,16 +21,23 @@ cdef source_error(Core core, int status, str what):
     return SourceError(f"{what}: {name}", name)
 
 
-cdef failure(Core core, str name, Request* request):
+cdef failure(Areas areas, str name, Request* request):
     """The exception for a request that failed."""
     if request_broken(request):
         what = f"the source failed on a request of {format_bytes(request.requested)}"
-        return source_error(core, request.status, what)
-    report = Report(*copy_records(core, name))
-    if request.no_record:
+        return source_error(areas.core, request.status, what)
+    report = Report(*copy_records(areas, name))
+    if areas.only_blocks and request.requested > areas.largest_block:
+        reason = (
+            f"the pool's largest blocks are {areas.largest_block:,} bytes ({format_bytes(areas.largest_block)}); "
+            f"a block of {round_up(request.requested, GRANULE):,} bytes, or oversize=\"direct\", would serve it"
+        )
+    elif request.no_record:
         reason = "host memory for block records ran out"
     elif request.refused:
         reason = f"the device refused {format_bytes(request.refused)}"
+    elif areas.state.limit == 0:
+        reason = "all its memory was taken at construction"
     else:
         reason = "growing would pass the limit"
     steps = [RUNG_NAMES[rung] for rung in range(<int> RUNGS) if request.tried >> rung & 1]
@@ -37,17 +46,29 @@ cdef failure(Core core, str name, Request* request):
         f" Limit {format_bytes(report.limit_bytes)}, reserved {format_bytes(report.reserved_bytes)},"
         f" live {format_bytes(report.allocated_bytes)}, free {format_bytes(report.free_bytes)}"
         f" of which {format_bytes(report.largest_free_bytes)} in the largest block,"
-        f" pending {format_bytes(report.pending_bytes)}. Tried: {', '.join(steps)}.",
+        f" pending {format_bytes(report.pending_bytes)}. Tried: {', '.join(steps) or 'nothing, which would not help'}.",
         request.requested, report, steps,
     )
 
 
-cdef stray(Core core, str name, uint64_t address, owner):
+cdef not_taken(source, str name, numbers, int status):
+    """The exception for a source that did not give what a strategy takes at construction."""
+    error = source.driver.error_name(status)
+    free, total = source.memory()
+    what = (
+        f"pool {name!r} cannot take {numbers.core:,} bytes ({format_bytes(numbers.core)}) at construction: {error}."
+        f" Device {source.device} has {format_bytes(free)} free of {format_bytes(total)}."
+    )
+    return OutOfMemoryError(what, numbers.core) if status == STATUS_OUT_OF_MEMORY else SourceError(what, error)
+
+
+cdef stray(Areas areas, str name, uint64_t address, owner):
     """The exception for an address that is no live block; `owner` names the pool that has it, if one does."""
     cdef Block block
     cdef bint inside
+    cdef Core area = areas.area_at(address)
     with nogil:
-        inside = walk_find(core, address, &block)
+        inside = walk_find(area, address, &block)
     if not inside:
         whose = f"; it is of pool {owner!r}" if owner else ""
         return ForeignPointerError(f"{address:#x} is not of pool {name!r}{whose}")

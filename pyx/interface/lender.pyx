@@ -5,17 +5,15 @@ import weakref
 
 cimport cython
 from libc.stdint cimport uint64_t
-from libc.string cimport memset
 
 from vpool._base.bias cimport Seat, bias_leave, bias_try_enter
-from vpool._base.lock cimport atomic_read, spin_lock, spin_unlock
+from vpool._base.lock cimport atomic_read
 from vpool._base.types cimport GRANULE, BlockId, likely, round_up
 from vpool._interface.diagnosis cimport source_error, stray
 from vpool._management.arena cimport Arena
-from vpool._management.core cimport core_deallocate
-from vpool._management.cross cimport cross_free
+from vpool._management.areas cimport is_common, request_init
 from vpool._management.hit cimport hit_take
-from vpool._management.state cimport STATE_CLOSED, Request
+from vpool._management.state cimport STATE_CLOSED, STATE_STOPS, Request
 from vpool._storage.driver cimport STATUS_OK
 
 from vpool.errors import ClosedPoolError, SourceError
@@ -49,7 +47,7 @@ cdef inline BlockId hit(Arena* arena, uint64_t requested, uint64_t* address) noe
     cdef Seat* seat
     if not bias_try_enter(&arena.lock, &seat):
         return 0
-    block_id = hit_take(arena, round_up(requested, GRANULE), requested, 0)
+    block_id = hit_take(arena, round_up(requested, arena.rounding), requested, 0)
     address[0] = arena.blocks[block_id].address
     bias_leave(&arena.lock, seat)
     return block_id
@@ -68,25 +66,29 @@ cdef class Lender:
         """The arena of a stream's slot."""
         return self.core.state.arenas[self.streams.slot_of(stream)]
 
-    cdef BlockId lend(self, Arena* arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0:
-        """Number and address of a block; 0 for no bytes."""
+    cdef BlockId lend(self, Arena** arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0:
+        """Number and address of a block, and the arena it is in; 0 for no bytes.
+
+        The caller gives the arena of the stream's slot in the area that grows.
+        """
         cdef Request request
         cdef BlockId block_id
-        if likely(self.core.state.word == 0 and alignment == GRANULE and requested != 0):
-            block_id = hit(arena, requested, address)
+        cdef Arena* first = arena[0]
+        if likely(self.core.state.word & STATE_STOPS == 0 and alignment == GRANULE and requested != 0):
+            if is_common(self.areas, requested):
+                first = self.areas.fixed_state.arenas[first.slot]
+            block_id = hit(first, requested, address)
             if likely(block_id != 0):
+                arena[0] = first
                 return block_id
         elif self.core.state.word & STATE_CLOSED:
             raise ClosedPoolError(f"pool {self.name!r} is closed")
         if requested == 0:
             return 0
-        memset(&request, 0, sizeof(Request))
-        request.arena = arena
-        request.requested = requested
-        request.nbytes = round_up(requested, GRANULE)
-        request.alignment = alignment
+        request_init(self.areas, &request, arena[0], requested, alignment)
         self.pressure.climb(&request, self.name)
         address[0] = request.address
+        arena[0] = request.arena
         return request.block_id
 
     cdef int freeing_slot(self, stream, int gone) except -1:
@@ -97,7 +99,7 @@ cdef class Lender:
         except SourceError:
             # Its work is perhaps not complete: wait for the device.
             with nogil:
-                status = self.core.drain()
+                status = self.areas.drain()
             if status != STATUS_OK:
                 raise source_error(self.core, status, "the stream is gone, and the device cannot be waited for")
             return gone
@@ -111,11 +113,9 @@ cdef class Lender:
             slot = 0
         with nogil:
             if stream is None:
-                found = self.core.put(address, 0)
+                found = self.areas.put(address, 0)
             else:
-                found = core_deallocate(self.core, self.core.state.arenas[slot], address)
-                if not found:
-                    found = cross_free(&self.core.state, address, slot)
+                found = self.areas.free_on(address, slot)
         if not found:
             raise self.stray_error(address)
         return 0
@@ -123,24 +123,22 @@ cdef class Lender:
     cdef stray_error(self, uint64_t address):
         """The exception for an address that is no live block."""
         owners = [pool.name for pool in pools() if pool is not self and (<Lender> pool).holds(address)]
-        return stray(self.core, self.name, address, owners[0] if owners else None)
+        return stray(self.areas, self.name, address, owners[0] if owners else None)
 
     cdef bint holds(self, uint64_t address) noexcept:
         cdef bint inside
         with nogil:
-            spin_lock(&self.core.state.lock)
-            inside = self.core.segment_of(address) != NULL
-            spin_unlock(&self.core.state.lock)
+            inside = self.areas.holds(address)
         return inside
 
     cdef release_idle(self, uint64_t keep, uint64_t* released):
         """Give what is idle back to the source, but for `keep` bytes; the exception for what it refused, or None."""
         cdef int status = STATUS_OK
         with nogil:
-            if atomic_read(self.core.state.reserved):
-                status = self.core.drain()
+            if atomic_read(self.core.state.reserved) or atomic_read(self.areas.fixed_state.reserved):
+                status = self.areas.drain()
             if status == STATUS_OK:
-                status = self.core.release_idle(keep, released)
+                status = self.areas.release_idle(keep, released)
         return None if status == STATUS_OK else source_error(self.core, status, "the source did not take memory back")
 
     cdef void after_free(self) noexcept:
@@ -149,7 +147,7 @@ cdef class Lender:
         The free itself is done, so what fails here is logged and not raised.
         """
         cdef uint64_t released = 0
-        if self.core.state.word & STATE_CLOSED and self.core.may_have_idle():
+        if self.core.state.word & STATE_CLOSED and self.areas.may_have_idle():
             error = self.release_idle(0, &released)
             if error is not None:
                 logger.warning("pool %r, closed: %s", self.name, error)

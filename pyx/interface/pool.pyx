@@ -8,25 +8,26 @@ from libc.stdint cimport uint64_t
 from vpool._base.bias cimport Seat, bias_leave, bias_try_enter
 from vpool._base.lock cimport atomic_write
 from vpool._base.types cimport GRANULE, BlockId
-from vpool._interface.arguments cimport address_of, checked_alignment, size_of
+from vpool._interface.arguments cimport address_of, checked_alignment, checked_remainder, checked_rounding, size_of
 from vpool._interface.buffer cimport Buffer
+from vpool._interface.diagnosis cimport not_taken, source_error
 from vpool._interface.lender cimport Lender, register
 from vpool._interface.pressure cimport Pressure
 from vpool._interface.snapshot cimport copy_records, read_crossings, read_ladder, read_stats
 from vpool._interface.streams cimport StreamTable, defaults_in_use
 from vpool._management.arena cimport Arena
-from vpool._management.core cimport Core
-from vpool._management.cross cimport cross_use
+from vpool._management.areas cimport Areas, state_at
 from vpool._management.hit cimport hit_put
 from vpool._management.index cimport index_remove
 from vpool._management.state cimport STATE_CLOSED
-from vpool._management.walk cimport Broken, walk_check
+from vpool._management.walk cimport Broken
 
+from vpool._management.areas import CoreNotTaken
 from vpool.errors import ForeignPointerError
 from vpool.report import Report
 from vpool.sizes import parse_size
 from vpool.sources import resolve
-from vpool.strategies import Dynamic
+from vpool.strategies import Dynamic, Strategy
 
 _numbers = itertools.count(1)
 
@@ -54,7 +55,7 @@ cdef class Pool(Lender):
 
     Parameters
     ----------
-    strategy : Dynamic, optional
+    strategy : Fixed, Dynamic or Hybrid, optional
         When and how much to ask of the source; ``Dynamic()`` if not given.
     source : str or vpool.sources.Source, optional
         Where memory comes from; the best that works on this machine if not given.
@@ -64,6 +65,10 @@ cdef class Pool(Lender):
         For reports and logs.
     on_pressure : {"wait", "raise"}
         Whether a request that finds no memory may wait for work on the device before it fails.
+    rounding : int
+        Bytes, a power of two from 256 to 2 MiB: requests are rounded up to a multiple of it.
+    minimum_remainder : int
+        Bytes, at least 256: what would be left of a block stays with it if that is less.
 
     Raises
     ------
@@ -71,6 +76,8 @@ cdef class Pool(Lender):
         For a device or a source that is not there, or numbers that do not fit the device.
     SourceError
         Where the source does not answer.
+    OutOfMemoryError
+        Where the source does not have what the strategy takes at construction.
 
     Notes
     -----
@@ -90,22 +97,27 @@ cdef class Pool(Lender):
     >>> pool.close()
     """
 
-    def __cinit__(self, strategy=None, source=None, device=None, name=None, *, on_pressure="wait"):
+    def __cinit__(self, strategy=None, source=None, device=None, name=None, *, on_pressure="wait", rounding=256,
+                  minimum_remainder=256):
         if strategy is None:
             strategy = Dynamic()
-        if not isinstance(strategy, Dynamic):
+        if not isinstance(strategy, Strategy):
             raise TypeError(f"strategy must be a vpool strategy, not {type(strategy).__name__}")
         if on_pressure not in ("wait", "raise"):
             raise ValueError(f'on_pressure must be "wait" or "raise", not {on_pressure!r}')
+        rounding, minimum_remainder = checked_rounding(rounding), checked_remainder(minimum_remainder)
+        self.name = f"pool-{next(_numbers)}" if name is None else str(name)
         source = resolve(source, device)
         numbers = strategy.rule(source.memory()[1])
-        self.core = Core(source, numbers.limit, numbers.initial, numbers.factor, numbers.step)
-        self.core.may_wait = on_pressure == "wait"
-        self.core.state.never_waits = not self.core.may_wait
+        try:
+            self.areas = Areas(source, numbers, minimum_remainder=minimum_remainder, rounding=rounding)
+        except CoreNotTaken as refused:
+            raise not_taken(source, self.name, numbers, refused.args[0]) from None
+        self.core = self.areas.core
+        self.areas.wait(on_pressure == "wait")
         self.default_arena = self.core.state.arenas[0]
-        self.streams = StreamTable(self.core)
-        self.pressure = Pressure(self.core)
-        self.name = f"pool-{next(_numbers)}" if name is None else str(name)
+        self.streams = StreamTable(self.areas)
+        self.pressure = Pressure(self.areas)
         self.strategy = strategy
         register(self)
 
@@ -178,7 +190,7 @@ cdef class Pool(Lender):
             aligned_to = checked_alignment(alignment)
         if stream is not None or defaults_in_use:
             arena = self.arena_for(stream)
-        self.lend(arena, requested, aligned_to, &address)
+        self.lend(&arena, requested, aligned_to, &address)
         return PyLong_FromUnsignedLongLong(address)
 
     def deallocate(self, ptr, stream=None):
@@ -212,7 +224,7 @@ cdef class Pool(Lender):
             (<Buffer> ptr).close(stream)
             return
         address = address_of(ptr)
-        if address and not (stream is None and put(self.default_arena, address)):
+        if address and not (stream is None and put(state_at(self.areas, address).arenas[0], address)):
             self.take_back(address, stream)
         if self.core.state.word:
             self.after_free()
@@ -234,7 +246,7 @@ cdef class Pool(Lender):
         cdef Buffer buffer = Buffer.__new__(Buffer)
         buffer.pool = self
         buffer.arena = self.arena_for(stream) if stream is not None or defaults_in_use else self.default_arena
-        buffer.block_id = self.lend(buffer.arena, requested, GRANULE, &buffer.address)
+        buffer.block_id = self.lend(&buffer.arena, requested, GRANULE, &buffer.address)
         # The block is ours: nobody else writes its generation now.
         buffer.generation = buffer.arena.blocks[buffer.block_id].generation
         return buffer
@@ -264,7 +276,7 @@ cdef class Pool(Lender):
         if address == 0:
             return
         with nogil:
-            found = cross_use(&self.core.state, address, slot)
+            found = self.areas.use_on(address, slot)
         if found < 0:
             raise MemoryError("no record left for another stream's use of a block")
         if not found:
@@ -295,7 +307,7 @@ cdef class Pool(Lender):
     @property
     def ladder(self):
         """What misses tried, as a dict of ``(tries, successes)`` by rung, in the order of the ladder."""
-        return read_ladder(self.core)
+        return read_ladder(self.areas)
 
     @property
     def crossings(self):
@@ -304,12 +316,12 @@ cdef class Pool(Lender):
         ``crossings`` blocks went from one stream to another, for which streams were made to wait
         ``waits`` times, of these ``overwaits`` for more than needed, and the device ``drains`` times.
         """
-        return read_crossings(self.core)
+        return read_crossings(self.areas)
 
     @property
     def stats(self):
         """The counters of this moment, a `PoolStats`, read in O(1) without any lock."""
-        return read_stats(self.core)
+        return read_stats(self.areas)
 
     def inspect(self):
         """The report of this moment.
@@ -322,7 +334,7 @@ cdef class Pool(Lender):
         -----
         Runtime complexity: O(blocks); about 10 ns a block of it under the pool's locks.
         """
-        return Report(*copy_records(self.core, self.name))
+        return Report(*copy_records(self.areas, self.name))
 
     def coalesce(self):
         """Merge what can be merged without moving data or waiting.
@@ -337,7 +349,7 @@ cdef class Pool(Lender):
         """
         before = self.inspect().largest_free_bytes
         with nogil:
-            self.core.coalesce()
+            self.areas.coalesce()
         return max(0, self.inspect().largest_free_bytes - before)
 
     def trim(self, keep=0):
@@ -368,7 +380,7 @@ cdef class Pool(Lender):
     def reset_peaks(self):
         """Make what is live and reserved now the highest values so far.  Nothing else changes."""
         with nogil:
-            self.core.reset_peaks()
+            self.areas.reset_peaks()
 
     def check(self):
         """Assert every invariant.
@@ -384,7 +396,7 @@ cdef class Pool(Lender):
         """
         cdef Broken broken
         with nogil:
-            walk_check(self.core, &broken)
+            self.areas.check(&broken)
         if broken.what != NULL:
             raise AssertionError(
                 f"{broken.what.decode()}: found {broken.found}, expected {broken.expected}, at {broken.address:#x}"

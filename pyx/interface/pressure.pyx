@@ -5,7 +5,8 @@ import threading
 
 from vpool._base.lock cimport atomic_add, atomic_read
 from vpool._interface.diagnosis cimport failure
-from vpool._management.core cimport Core, core_deallocate, request_broken
+from vpool._management.areas cimport Areas
+from vpool._management.core cimport core_deallocate, request_broken
 from vpool._management.state cimport (
     RUNG_CALL,
     RUNG_COLLECT,
@@ -24,8 +25,8 @@ logger = logging.getLogger("vpool")
 cdef class Pressure:
     """What a pool does about a request that its lists cannot serve."""
 
-    def __cinit__(self, Core core not None):
-        self.core = core
+    def __cinit__(self, Areas areas not None):
+        self.areas = areas
         self.callbacks = []
         self.pressed = threading.local()
 
@@ -38,16 +39,18 @@ cdef class Pressure:
     cdef int climb(self, Request* request, str name) except -1:
         """Find the request a block, or raise what it failed with.  No lock is held, and the GIL only between."""
         cause = None
+        cdef bint futile
         with nogil:
-            self.core.climb(request, RUNG_SEARCH, RUNG_TRIM)
-        if request.block_id == 0 and not request_broken(request):
+            self.areas.climb(request, RUNG_SEARCH, RUNG_TRIM)
+        futile = request.tried == 0
+        if request.block_id == 0 and not futile and not request_broken(request):
             cause = self.ask_python(request)
-        if request.block_id == 0 and self.core.may_wait and not request_broken(request):
+        if request.block_id == 0 and not futile and self.areas.core.may_wait and not request_broken(request):
             with nogil:
-                self.core.climb(request, RUNG_WAIT, RUNG_WAIT)
+                self.areas.climb(request, RUNG_WAIT, RUNG_WAIT)
         if request.block_id == 0:
-            self.core.count_failure(request.status)
-            error = failure(self.core, name, request)
+            self.areas.core.count_failure(request.status)
+            error = failure(self.areas, name, request)
             logger.info("%s", error)
             raise error from cause
         if request.grown:
@@ -56,7 +59,7 @@ cdef class Pressure:
             except BaseException:
                 # A filter that raises, or a signal: nobody would ever free the block.
                 with nogil:
-                    core_deallocate(self.core, request.arena, request.address)
+                    core_deallocate(request.arena, request.address)
                 raise
         return 0
 
@@ -64,13 +67,13 @@ cdef class Pressure:
         """Log that the pool has grown."""
         logger.debug(
             "pool %r grew by %s to %s for a request of %s",
-            name, format_bytes(request.grown), format_bytes(atomic_read(self.core.state.reserved)),
+            name, format_bytes(request.grown), format_bytes(atomic_read(self.areas.state.reserved)),
             format_bytes(request.requested),
         )
         if request.refused:
             logger.info(
                 "pool %r: the source refused %s (%s) and gave %s",
-                name, format_bytes(request.refused), self.core.source.driver.error_name(request.status),
+                name, format_bytes(request.refused), self.areas.core.source.driver.error_name(request.status),
                 format_bytes(request.grown),
             )
 
@@ -100,9 +103,9 @@ cdef class Pressure:
     cdef bint retry(self, Request* request, int rung):
         """Count a rung that Python has tried, and climb the ones before it again."""
         with nogil:
-            atomic_add(self.core.state.rung_tries[rung], 1)
+            atomic_add(self.areas.state.rung_tries[rung], 1)
             request.tried |= <unsigned int> 1 << rung
             request.status = STATUS_OK
-            if self.core.climb(request, RUNG_SEARCH, RUNG_TRIM):
-                atomic_add(self.core.state.rung_hits[rung], 1)
+            if self.areas.climb(request, RUNG_SEARCH, RUNG_TRIM):
+                atomic_add(self.areas.state.rung_hits[rung], 1)
         return request.block_id != 0

@@ -5,8 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from vpool._base.clock cimport now_ns
 from vpool._interface.pool cimport Pool
-from vpool._management.core cimport core_allocate, core_deallocate
-from vpool._management.state cimport CoreState
+from vpool._management.areas cimport areas_allocate, areas_deallocate
 from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.simulated_streams cimport StreamedDriver
 from vpool._storage.source cimport Source
@@ -166,10 +165,9 @@ cdef class Replayer:
         """An allocation; False where it fails."""
         cdef uint32_t number = self.number[event]
         cdef uint16_t slot = self.slots[self.stream[event]]
-        cdef CoreState* state = &self.pool.core.state
         if self.nbytes[event] == 0:
             return True
-        if not core_allocate(self.pool.core, state.arenas[slot], self.nbytes[event], &self.address[number]):
+        if not areas_allocate(self.pool.areas, slot, self.nbytes[event], &self.address[number]):
             self.address[number] = 0
             return False
         self.slot[number] = slot
@@ -188,7 +186,7 @@ cdef class Replayer:
             return False
         if self.pessimistic:
             self.simulated.queue_at(self.simulated_streams[self.stream[event]])
-        if not core_deallocate(self.pool.core, self.pool.core.state.arenas[self.slot[number]], self.address[number]):
+        if not areas_deallocate(self.pool.areas, self.slot[number], self.address[number]):
             self.mismatch = event                 # the pool does not know its own block
             return False
         self.address[number] = 0
@@ -197,12 +195,11 @@ cdef class Replayer:
     def finish(self):
         """Free what is live.  False where a pattern was found damaged."""
         cdef Py_ssize_t number
-        cdef CoreState* state = &self.pool.core.state
         for number in range(self.address.shape[0] - 1):
             if self.address[number]:
                 if self.patterns and not self.verify_block(number):
                     return False
-                core_deallocate(self.pool.core, state.arenas[self.slot[number]], self.address[number])
+                areas_deallocate(self.pool.areas, self.slot[number], self.address[number])
                 self.address[number] = 0
         return True
 

@@ -5,8 +5,9 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from vpool._base.lock cimport atomic_read
 from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, BLOCK_PENDING, BLOCK_UNMAPPED
+from vpool._management.areas cimport Areas
 from vpool._management.core cimport Core
-from vpool._management.state cimport slot_count
+from vpool._management.state cimport CoreState, slot_count
 from vpool._management.walk cimport BlockCopy, SegmentCopy, Totals, walk_copy, walk_totals
 
 from vpool._management.core import RUNG_NAMES
@@ -28,8 +29,44 @@ _STATE_NAMES[<int> BLOCK_PENDING] = "pending"
 _STATE_NAMES[<int> BLOCK_UNMAPPED] = "unmapped"
 
 
-cdef tuple copy_records(Core core, str name):
-    """Figures, blocks and segments of one moment."""
+cdef tuple copy_records(Areas areas, str name):
+    """Figures, blocks and segments of one moment; a fixed core's of the moment before."""
+    cdef Core core = areas.core
+    cdef Totals totals
+    figures, blocks, segments = _copy_area(core)
+    figures["core"] = None
+    if areas.fixed is not None:
+        fixed, fixed_blocks, fixed_segments = _copy_area(areas.fixed)
+        for key in figures:
+            if key in fixed and not key.startswith("peak") or key == "peak_reserved_bytes":
+                figures[key] += fixed[key]
+        blocks["segment"] += len(fixed_segments)
+        blocks = np.concatenate([fixed_blocks, blocks])
+        segments = np.concatenate([fixed_segments, segments])
+        walk_totals(areas.fixed, &totals)
+        figures["core"] = {
+            "reserved_bytes": fixed["reserved_bytes"],
+            "allocated_bytes": totals.allocated_bytes,
+            "allocations": totals.allocations,
+            "smallest": areas.smallest,
+            "largest": min(areas.smallest + areas.band, areas.fixed_bytes),
+            "block_sizes": areas.block_sizes,
+            "oversize": atomic_read(areas.oversize),
+            "largest_oversize": atomic_read(areas.largest_oversize),
+        }
+    try:
+        device_free, device_total = core.source.memory()
+    except SourceError:
+        device_free = device_total = None         # a report is wanted most when the device does not answer
+    figures.update(
+        name=name, source=core.source.name, device=core.source.device, device_free_bytes=device_free,
+        device_total_bytes=device_total,
+    )
+    return figures, blocks, segments
+
+
+cdef tuple _copy_area(Core core):
+    """Figures, blocks and segments of one area at one moment."""
     cdef uint64_t count = 1
     cdef uint32_t span_count = 1
     cdef uint8_t[::1] block_bytes
@@ -61,17 +98,8 @@ cdef tuple copy_records(Core core, str name):
     segments["address"] = spans["address"]
     segments["nbytes"] = spans["nbytes"]
     segments["stream"] = by_slot[spans["slot"]]
-    try:
-        device_free, device_total = core.source.memory()
-    except SourceError:
-        device_free = device_total = None         # a report is wanted most when the device does not answer
     figures = {
-        "name": name,
-        "source": core.source.name,
-        "device": core.source.device,
         "limit_bytes": core.state.limit,
-        "device_free_bytes": device_free,
-        "device_total_bytes": device_total,
         "base_slack_bytes": atomic_read(core.state.base_slack),
         "reserved_bytes": totals.reserved_bytes,
         "peak_reserved_bytes": totals.peak_reserved_bytes,
@@ -79,15 +107,26 @@ cdef tuple copy_records(Core core, str name):
         "peak_requested_bytes": totals.peak_requested_bytes,
         "served_bytes": totals.served_bytes,
         "missed_bytes": atomic_read(core.state.missed_bytes),
+        "allocations": totals.allocations,
         "source_calls": atomic_read(core.state.source_calls),
     }
     return figures, blocks, segments
 
 
-cdef read_stats(Core core):
+cdef read_stats(Areas areas):
     cdef Totals totals
-    walk_totals(core, &totals)
-    misses = atomic_read(core.state.misses)
+    cdef Totals fixed
+    walk_totals(areas.core, &totals)
+    if areas.fixed is not None:
+        walk_totals(areas.fixed, &fixed)
+        totals.allocated_bytes += fixed.allocated_bytes
+        totals.requested_bytes += fixed.requested_bytes
+        totals.reserved_bytes += fixed.reserved_bytes
+        totals.peak_reserved_bytes += fixed.peak_reserved_bytes
+        totals.pending_bytes += fixed.pending_bytes
+        totals.allocations += fixed.allocations
+        totals.live_blocks += fixed.live_blocks
+    misses = atomic_read(areas.state.misses)
     return PoolStats(
         allocated_bytes=totals.allocated_bytes,
         requested_bytes=totals.requested_bytes,
@@ -98,22 +137,32 @@ cdef read_stats(Core core):
         allocations=totals.allocations,
         frees=totals.allocations - totals.live_blocks,
         hits=totals.allocations - misses,
-        source_calls=atomic_read(core.state.source_calls),
-        ooms=atomic_read(core.state.ooms),
+        source_calls=_both(areas, atomic_read(areas.state.source_calls), atomic_read(areas.fixed_state.source_calls)),
+        ooms=atomic_read(areas.state.ooms),
     )
 
 
-cdef read_ladder(Core core):
+cdef _both(Areas areas, first, second):
+    """A figure of the pool from those of its areas."""
+    return first if areas.fixed is None else first + second
+
+
+cdef read_ladder(Areas areas):
     return {
-        name: (atomic_read(core.state.rung_tries[rung]), atomic_read(core.state.rung_hits[rung]))
+        name: (
+            _both(areas, atomic_read(areas.state.rung_tries[rung]), atomic_read(areas.fixed_state.rung_tries[rung])),
+            _both(areas, atomic_read(areas.state.rung_hits[rung]), atomic_read(areas.fixed_state.rung_hits[rung])),
+        )
         for rung, name in enumerate(RUNG_NAMES)
     }
 
 
-cdef read_crossings(Core core):
+cdef read_crossings(Areas areas):
+    cdef CoreState* state = areas.state
+    cdef CoreState* fixed = areas.fixed_state
     return {
-        "crossings": atomic_read(core.state.crossings),
-        "waits": atomic_read(core.state.waits),
-        "overwaits": atomic_read(core.state.overwaits),
-        "drains": atomic_read(core.state.drains),
+        "crossings": _both(areas, atomic_read(state.crossings), atomic_read(fixed.crossings)),
+        "waits": _both(areas, atomic_read(state.waits), atomic_read(fixed.waits)),
+        "overwaits": _both(areas, atomic_read(state.overwaits), atomic_read(fixed.overwaits)),
+        "drains": _both(areas, atomic_read(state.drains), atomic_read(fixed.drains)),
     }

@@ -4,8 +4,8 @@ import weakref
 
 from libc.stdint cimport uint64_t
 
-from vpool._base.lock cimport atomic_read, atomic_write
-from vpool._management.core cimport Core
+from vpool._base.lock cimport atomic_read
+from vpool._management.areas cimport Areas
 from vpool._management.order cimport thread_number
 from vpool._storage.driver cimport STATUS_OK
 
@@ -61,8 +61,8 @@ class stream:
 cdef class StreamTable:
     """The slots of one pool, by what callers pass as a stream."""
 
-    def __cinit__(self, Core core not None):
-        self.core = core
+    def __cinit__(self, Areas areas not None):
+        self.areas = areas
         self.by_object = {}
         self.by_handle = {}
         self.by_thread = {}
@@ -94,7 +94,7 @@ cdef class StreamTable:
         except TypeError:
             return slot                           # cannot tell when it dies: asked again each time
         self.by_object[id(stream)] = (reference, slot)
-        self.core.state.table[slot].held += 1
+        self.areas.hold_slot(slot, 1)
         return slot
 
     def object_died(self, key, reference):
@@ -102,7 +102,7 @@ cdef class StreamTable:
         known = self.by_object.get(key)
         if known is not None and known[0] is reference:
             self.by_object.pop(key, None)
-            self.core.state.table[<int> known[1]].held -= 1
+            self.areas.hold_slot(known[1], -1)
 
     cdef int slot_of_handle(self, uint64_t handle) except -1:
         cdef uint64_t unique_id = 0
@@ -114,12 +114,12 @@ cdef class StreamTable:
             slot = self.by_thread.get(thread)
             return self.open_slot(handle, 0, thread) if slot is None else slot
         with nogil:
-            status = self.core.source.driver.stream_id(handle, &unique_id)
+            status = self.areas.core.source.driver.stream_id(handle, &unique_id)
         if status != STATUS_OK:
-            name = self.core.source.driver.error_name(status)
-            raise SourceError(f"{handle:#x} is no stream of device {self.core.source.device}: {name}", name)
+            name = self.areas.core.source.driver.error_name(status)
+            raise SourceError(f"{handle:#x} is no stream of device {self.areas.core.source.device}: {name}", name)
         slot = self.by_handle.get(handle)
-        if slot is not None and atomic_read(self.core.state.table[<int> slot].unique_id) == unique_id:
+        if slot is not None and atomic_read(self.areas.state.table[<int> slot].unique_id) == unique_id:
             return slot
         return self.open_slot(handle, unique_id, 0)
 
@@ -131,19 +131,19 @@ cdef class StreamTable:
                 return self.by_thread[thread]
             if not thread and handle in self.by_handle:
                 before = self.by_handle[handle]
-                if atomic_read(self.core.state.table[before].unique_id) == unique_id:
+                if atomic_read(self.areas.state.table[before].unique_id) == unique_id:
                     return before
                 # The handle came back: the stream that had it is gone.
-                atomic_write(self.core.state.table[before].gone, True)
+                self.areas.slot_is_gone(before)
             with nogil:
-                if self.core.state.slots >= ENOUGH_SLOTS:
-                    slot = self.core.reopen_slot(handle, unique_id, thread, False)
+                if self.areas.state.slots >= ENOUGH_SLOTS:
+                    slot = self.areas.reopen_slot(handle, unique_id, thread, False)
                 if slot < 0:
-                    slot = self.core.open_slot(handle, unique_id, thread)
+                    slot = self.areas.open_slot(handle, unique_id, thread)
                 if slot < 0:
-                    slot = self.core.reopen_slot(handle, unique_id, thread, True)
+                    slot = self.areas.reopen_slot(handle, unique_id, thread, True)
             if slot < 0:
-                raise MemoryError(f"no slot left for stream {handle:#x}: {self.core.state.slots} are in use")
+                raise MemoryError(f"no slot left for stream {handle:#x}: {self.areas.state.slots} are in use")
             self._drop(slot)
             if thread:
                 self.by_thread[thread] = slot
@@ -157,7 +157,7 @@ cdef class StreamTable:
     def thread_ended(self, int slot, thread):
         """A thread is over, and with it its per-thread default stream; nothing can be queued there any more."""
         if self.by_thread.pop(thread, None) == slot:
-            atomic_write(self.core.state.table[slot].gone, True)
+            self.areas.slot_is_gone(slot)
 
     def _drop(self, slot):
         """Forget whatever led to a slot."""
@@ -166,7 +166,7 @@ cdef class StreamTable:
             for key, found in known.copy().items():
                 if (found if known is self.by_handle else found[1]) == slot:
                     known.pop(key, None)
-        self.core.state.table[<int> slot].held = 0
+        self.areas.release_slot(slot)
 
     def forget(self, stream):
         """Let go of a stream, best before it is destroyed: nothing that comes later inherits its slot."""
@@ -180,7 +180,7 @@ cdef class StreamTable:
             with self.changing:
                 self._drop(slot)
             with nogil:
-                self.core.retire_slot(slot)
+                self.areas.retire_slot(slot)
 
 
 class _ThreadEnd:

@@ -4,7 +4,7 @@ from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from vpool._base.bias cimport bias_drop, bias_init, bias_take
 from vpool._base.lock cimport atomic_read, atomic_write, spin_lock, spin_unlock
 from vpool._base.memory cimport lazy_release, lazy_reserve
-from vpool._base.types cimport BLOCK_EDGE, BLOCK_FREE, GRANULE, Block, BlockId, round_up
+from vpool._base.types cimport BLOCK_EDGE, BLOCK_FREE, FLAG_SOLID, GRANULE, Block, BlockId, round_up
 from vpool._management.arena cimport CLASSES_PER_ROW, ROWS, Arena, Dependency, Peaks
 from vpool._management.freelist cimport class_of, freelist_find, freelist_insert, freelist_remove
 from vpool._management.hit cimport hit_cut, hit_take_from
@@ -19,7 +19,7 @@ cdef enum:
     SCAN_LIMIT = 4096             # blocks looked at, under the lock, before the pool grows instead
 
 
-cdef Arena* arena_new(uint16_t slot, uint64_t minimum_remainder) noexcept nogil:
+cdef Arena* arena_new(uint16_t slot, uint64_t minimum_remainder, uint64_t rounding) noexcept nogil:
     """An empty arena, or NULL where there is no address space for its records."""
     cdef Arena* arena = <Arena*> lazy_reserve(sizeof(Arena))
     cdef uint64_t records = MOST_RECORDS
@@ -28,6 +28,7 @@ cdef Arena* arena_new(uint16_t slot, uint64_t minimum_remainder) noexcept nogil:
     bias_init(&arena.lock)
     arena.slot = slot
     arena.minimum_remainder = minimum_remainder
+    arena.rounding = rounding
     # Where address space is limited (ulimit -v, strict overcommit) fewer records have to do.
     while records >= LEAST_RECORDS:
         arena.blocks = <Block*> lazy_reserve(records * sizeof(Block))
@@ -167,6 +168,34 @@ cdef BlockId arena_add_segment(Arena* arena, uint64_t address, uint64_t nbytes) 
     block.state = BLOCK_FREE
     freelist_insert(arena, block_id, block)
     return edge_id
+
+
+cdef bint arena_cut_solid(Arena* arena, BlockId edge_id, uint64_t nbytes, uint64_t count) noexcept nogil:
+    """Cut `count` solid blocks off the front of what is left of a new segment; False where no record is left.
+
+    What is left is the segment's last block, the only one that is not solid.  The lists give the blocks
+    out by rising address.
+    """
+    cdef BlockId rest_id = arena.blocks[edge_id].next
+    cdef BlockId block_id
+    cdef uint64_t i
+    while arena.blocks[rest_id].next:
+        rest_id = arena.blocks[rest_id].next
+    for i in range(count):
+        if arena.blocks[rest_id].nbytes == nbytes:
+            block_id = rest_id
+            freelist_remove(arena, &arena.blocks[rest_id])
+        else:
+            block_id = hit_cut(arena, rest_id, nbytes)
+        if block_id == 0:
+            return False
+        arena.blocks[block_id].state = BLOCK_FREE
+        arena.blocks[block_id].flags = FLAG_SOLID
+    # Listed from behind: a list gives out first what came last.
+    for i in range(count):
+        freelist_insert(arena, block_id, &arena.blocks[block_id])
+        block_id = arena.blocks[block_id].prev
+    return True
 
 
 cdef bint arena_remove_segment(Arena* arena, BlockId edge_id, uint64_t nbytes) noexcept nogil:

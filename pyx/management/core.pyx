@@ -2,6 +2,7 @@
 cimport cython
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
+from libc.string cimport memset
 
 from vpool._base.bias cimport bias_drop, bias_take
 from vpool._base.lock cimport atomic_add, atomic_read, atomic_release, atomic_write, lone_count, spin_lock, spin_unlock
@@ -23,6 +24,7 @@ from vpool._management.arena cimport (
     Peaks,
     arena_add_segment,
     arena_at_rest,
+    arena_cut_solid,
     arena_delete,
     arena_new,
     arena_remove_segment,
@@ -31,6 +33,7 @@ from vpool._management.arena cimport (
 )
 from vpool._management.core cimport core_deallocate, request_broken
 from vpool._management.cross cimport cross_merge, cross_ready, cross_recall, cross_steal, cross_take_own
+from vpool._management.freelist cimport freelist_find
 from vpool._management.order cimport order_drain, order_forget, order_mark, order_poll, order_reachable
 from vpool._management.state cimport (
     RUNGS,
@@ -141,6 +144,8 @@ cdef void _grow_in_turn(Core core, Request* request) noexcept nogil:
             want = need if need > want else want
             continue
         if status == STATUS_OK:
+            if request.requested and request.nbytes > state.largest_growth:
+                atomic_write(state.largest_growth, request.nbytes)
             return
         request.status = status
         request.refused = granted
@@ -189,21 +194,28 @@ cdef class Core:
     Thread safety: every method may be called from any thread without the GIL.
     """
 
-    def __cinit__(self, Source source not None, uint64_t limit, uint64_t initial, double factor, uint64_t step):
+    def __cinit__(self, Source source not None, uint64_t limit, *, uint64_t minimum_remainder=GRANULE,
+                  uint64_t rounding=GRANULE, Core partner=None):
         self.source = source
         self.may_wait = True
+        self.minimum_remainder = minimum_remainder
+        self.rounding = rounding
         self.state.limit = limit
-        self.state.rule.initial = initial
-        self.state.rule.factor = factor
-        self.state.rule.step = step
-        self.state.peaks = <Peaks*> calloc(1, sizeof(Peaks))
+        self.partner = partner
+        # The highest sums are of the whole pool.
+        self.state.peaks = <Peaks*> calloc(1, sizeof(Peaks)) if partner is None else partner.state.peaks
         turn_init(&self.state.growth_turn)
         turn_init(&self.state.crossing_turn)
         self.state.segments = <Segment*> lazy_reserve(MOST_SEGMENTS * sizeof(Segment))
         self.state.table = <Slot*> lazy_reserve(MAX_SLOTS * sizeof(Slot))
         if self.state.segments == NULL or self.state.table == NULL or self.state.peaks == NULL or (
-                self.open_slot(0, 0, 0) != 0):
+                not self._open_default()):
             raise MemoryError("no address space for the pool's own records")
+
+    cdef bint _open_default(self) noexcept nogil:
+        cdef uint64_t* waited
+        cdef Arena* arena = self.prepare_slot(&waited)
+        return arena != NULL and self.enter_slot(arena, waited, 0, 0, 0) == 0
 
     def __dealloc__(self):
         cdef CoreState* state = &self.state
@@ -218,42 +230,51 @@ cdef class Core:
             for i in range(state.segment_count):
                 self.source.surrender(&state.segments[i].span, &state.segments[i].handle)
             lazy_release(state.segments, MOST_SEGMENTS * sizeof(Segment))
-        free(state.peaks)
+        if self.partner is None:
+            free(state.peaks)
         turn_destroy(&state.growth_turn)
         turn_destroy(&state.crossing_turn)
 
-    cdef int open_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread) noexcept nogil:
-        """Make a slot and its arena; its number, or -1 where there is no room for it."""
-        cdef CoreState* state = &self.state
+    cdef Arena* prepare_slot(self, uint64_t** waited) noexcept nogil:
+        """What a slot needs, before it is one; NULL where there is no address space for it."""
         cdef Arena* arena
-        cdef uint64_t* waited = <uint64_t*> lazy_reserve(MAX_SLOTS * sizeof(uint64_t))
+        waited[0] = <uint64_t*> lazy_reserve(MAX_SLOTS * sizeof(uint64_t))
+        if waited[0] == NULL:
+            return NULL
+        arena = arena_new(0, self.minimum_remainder, self.rounding)
+        if arena == NULL:
+            lazy_release(waited[0], MAX_SLOTS * sizeof(uint64_t))
+        return arena
+
+    cdef int enter_slot(self, Arena* arena, uint64_t* waited, uint64_t stream, uint64_t unique_id,
+                        uint64_t thread) noexcept nogil:
+        """Make what was prepared a slot; its number, or -1 and nothing is left of it where all are taken."""
+        cdef CoreState* state = &self.state
         cdef int slot = -1
-        if waited == NULL:
-            return -1
-        arena = arena_new(0, GRANULE)
-        if arena != NULL:
-            spin_lock(&state.lock)
-            if state.slots < MAX_SLOTS:
-                slot = state.slots
-                arena.slot = slot
-                arena.peaks = state.peaks
-                spin_lock(&state.peaks.lock)
-                arena.next_arena = state.peaks.first
-                state.peaks.first = arena
-                state.peaks.count += 1
-                spin_unlock(&state.peaks.lock)
-                state.arenas[slot] = arena
-                state.table[slot].stream = stream
-                state.table[slot].unique_id = unique_id
-                state.table[slot].thread = thread
-                state.table[slot].waited = waited
-                atomic_release(state.slots, state.slots + 1)
-            spin_unlock(&state.lock)
+        spin_lock(&state.lock)
+        if state.slots < MAX_SLOTS:
+            slot = state.slots
+            arena.slot = slot
+            arena.peaks = state.peaks
+            spin_lock(&state.peaks.lock)
+            arena.next_arena = state.peaks.first
+            state.peaks.first = arena
+            state.peaks.count += 1
+            spin_unlock(&state.peaks.lock)
+            state.arenas[slot] = arena
+            state.table[slot].stream = stream
+            state.table[slot].unique_id = unique_id
+            state.table[slot].thread = thread
+            state.table[slot].waited = waited
+            atomic_release(state.slots, state.slots + 1)
+        spin_unlock(&state.lock)
         if slot < 0:
-            if arena != NULL:
-                arena_delete(arena)
-            lazy_release(waited, MAX_SLOTS * sizeof(uint64_t))
+            self.discard_slot(arena, waited)
         return slot
+
+    cdef void discard_slot(self, Arena* arena, uint64_t* waited) noexcept nogil:
+        arena_delete(arena)
+        lazy_release(waited, MAX_SLOTS * sizeof(uint64_t))
 
     cdef void retire_slot(self, int slot) noexcept nogil:
         """Never use a slot's handle again; what it freed so far is marked first, if that can be."""
@@ -264,37 +285,37 @@ cdef class Core:
         self.state.table[slot].asking = False
         turn_give(&self.state.crossing_turn)
 
-    cdef int reopen_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread, bint may_drain) noexcept nogil:
-        """Give a slot whose stream is gone to another stream; its number, or -1 where there is none.
+    cdef void make_restful(self, bint may_drain) noexcept nogil:
+        """Find slots whose streams are gone, and let what is left of them end.  The crossing turn is the caller's."""
+        cdef uint32_t slot
+        for slot in range(1, slot_count(&self.state)):
+            if self.source.checks_handles and not self.state.table[slot].thread and not order_reachable(
+                    self.source, &self.state.table[slot]):
+                atomic_write(self.state.table[slot].gone, True)
+        if not may_drain or order_drain(&self.state, self.source) == STATUS_OK:
+            cross_recall(&self.state, self.source)
 
-        Nothing of the old stream may be left: no live, pending or lent block, no free that is not
-        complete, and no work, since blocks of other slots may have been recorded for it.
+    cdef bint slot_at_rest(self, int slot) noexcept nogil:
+        """Whether nothing of a slot's stream, which is gone, is left.  The crossing turn is the caller's.
+
+        No live, pending or lent block, no free that is not complete, and no work, since blocks of other
+        slots may have been recorded for it.
         """
         cdef CoreState* state = &self.state
-        cdef uint32_t slot, freer
-        cdef int found = -1
-        turn_take(&state.crossing_turn)
-        for slot in range(1, slot_count(state)):
-            if self.source.checks_handles and not state.table[slot].thread and not order_reachable(
-                    self.source, &state.table[slot]):
-                atomic_write(state.table[slot].gone, True)
-        if not may_drain or order_drain(state, self.source) == STATUS_OK:
-            cross_recall(state, self.source)
-            for slot in range(1, slot_count(state)):
-                if state.table[slot].quiet and arena_at_rest(
-                        state.arenas[slot], atomic_read(state.table[slot].done)):
-                    # What the old stream waited for, the new one does not.
-                    for freer in range(slot_count(state)):
-                        atomic_write(state.table[slot].waited[freer], 0)
-                    atomic_write(state.table[slot].stream, stream)
-                    atomic_write(state.table[slot].unique_id, unique_id)
-                    state.table[slot].thread = thread
-                    atomic_write(state.table[slot].gone, False)
-                    state.table[slot].quiet = False
-                    found = slot
-                    break
-        turn_give(&state.crossing_turn)
-        return found
+        return state.table[slot].quiet and arena_at_rest(state.arenas[slot], atomic_read(state.table[slot].done))
+
+    cdef void give_slot(self, int slot, uint64_t stream, uint64_t unique_id, uint64_t thread) noexcept nogil:
+        """Make a slot at rest another stream's.  The crossing turn is the caller's."""
+        cdef CoreState* state = &self.state
+        cdef uint32_t freer
+        # What the old stream waited for, the new one does not.
+        for freer in range(slot_count(state)):
+            atomic_write(state.table[slot].waited[freer], 0)
+        atomic_write(state.table[slot].stream, stream)
+        atomic_write(state.table[slot].unique_id, unique_id)
+        state.table[slot].thread = thread
+        atomic_write(state.table[slot].gone, False)
+        state.table[slot].quiet = False
 
     cdef void settle(self) noexcept nogil:
         """Bring every free block into the arenas' lists.
@@ -381,8 +402,9 @@ cdef class Core:
         if segment.edge:
             self.enlist(&segment)
             # In the same breath, or another thread could take it and this one would grow once more.
-            request.block_id = arena_take_aligned(
-                arena, request.nbytes, request.requested, request.alignment, request.tag)
+            if request.requested:                 # 0: nobody waits for it
+                request.block_id = arena_take_aligned(
+                    arena, request.nbytes, request.requested, request.alignment, request.tag)
             if request.block_id:
                 request.address = arena.blocks[request.block_id].address
         bias_drop(&arena.lock)
@@ -394,13 +416,49 @@ cdef class Core:
         request.grown += nbytes
         return STATUS_OK
 
-    cdef BlockId take(self, Request* request) noexcept nogil:
-        """A block, by a hit or by the ladder; its number, or 0 with the reasons in the request."""
-        if not self.climb(request, RUNG_SEARCH, RUNG_TRIM) and self.may_wait and not request_broken(request):
-            self.climb(request, RUNG_WAIT, RUNG_WAIT)
-        if request.block_id == 0:
-            self.count_failure(request.status)
-        return request.block_id
+    cdef int take_all(self, uint64_t nbytes) noexcept nogil:
+        """Take one segment of `nbytes` from the source; the source's status."""
+        cdef Request request
+        cdef uint64_t granted = self.may_take(nbytes, nbytes, 0)
+        cdef int status
+        memset(&request, 0, sizeof(Request))
+        request.arena = self.state.arenas[0]
+        status = self.add_segment(granted, &request) if granted else STATUS_OUT_OF_MEMORY
+        if status == STATUS_MISALIGNED:
+            # Now it is known to cost a granule.
+            nbytes += GRANULE
+            granted = self.may_take(nbytes, nbytes, 0)
+            status = self.add_segment(granted, &request) if granted else STATUS_OUT_OF_MEMORY
+        return status
+
+    cdef bint cut(self, uint64_t nbytes, uint64_t count) noexcept nogil:
+        """Cut solid blocks off the only segment, which nobody has used yet; False where no record is left."""
+        cdef Segment* segment = &self.state.segments[0]
+        cdef bint done
+        bias_take(&segment.arena.lock)
+        done = arena_cut_solid(segment.arena, segment.edge, nbytes, count)
+        bias_drop(&segment.arena.lock)
+        return done
+
+    cdef int ensure(self, uint64_t nbytes) noexcept nogil:
+        """Grow by the growth rule unless a free block of `nbytes` is at hand; the source's status."""
+        cdef CoreState* state = &self.state
+        cdef Request request
+        cdef uint32_t slot
+        cdef bint found = False
+        memset(&request, 0, sizeof(Request))
+        request.arena = state.arenas[0]
+        request.nbytes = round_up(nbytes, GRANULE)
+        request.alignment = GRANULE
+        turn_take(&state.growth_turn)
+        for slot in range(slot_count(state)):
+            bias_take(&state.arenas[slot].lock)
+            found = found or freelist_find(state.arenas[slot], request.nbytes) != 0
+            bias_drop(&state.arenas[slot].lock)
+        if not found:
+            _grow_in_turn(self, &request)
+        turn_give(&state.growth_turn)
+        return request.status
 
     cdef BlockId climb(self, Request* request, int first, int last) noexcept nogil:
         """Try some rungs of the ladder.  Takes no lock but for moments."""
@@ -427,10 +485,10 @@ cdef class Core:
     cdef bint put(self, uint64_t address, uint16_t hint) noexcept nogil:
         """Take back the live block at `address`, looking in the hinted slot's arena first."""
         cdef uint32_t slot
-        if core_deallocate(self, self.state.arenas[hint], address):
+        if core_deallocate(self.state.arenas[hint], address):
             return True
         for slot in range(slot_count(&self.state)):
-            if slot != hint and core_deallocate(self, self.state.arenas[slot], address):
+            if slot != hint and core_deallocate(self.state.arenas[slot], address):
                 return True
         return False
 
@@ -485,6 +543,8 @@ cdef class Core:
         cdef CoreState* state = &self.state
         cdef Block* block
         cdef bint found = False
+        if state.keeps:
+            return False
         spin_lock(&state.lock)
         if cursor[0] > state.segment_count:
             cursor[0] = state.segment_count

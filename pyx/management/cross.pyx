@@ -3,7 +3,7 @@ from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
 from vpool._base.bias cimport bias_drop, bias_take
 from vpool._base.lock cimport atomic_add, atomic_read
-from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, FLAG_USED, GRANULE, Block, BlockId, round_up
+from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, FLAG_SOLID, FLAG_USED, GRANULE, Block, BlockId, round_up
 from vpool._management.arena cimport Arena, Dependency, arena_find_aligned, arena_take_aligned
 from vpool._management.freelist cimport freelist_find, freelist_insert, freelist_remove
 from vpool._management.hit cimport hit_put
@@ -18,7 +18,7 @@ from vpool._management.lend cimport (
     lend_return,
     lend_unadopt,
 )
-from vpool._management.merge cimport merge_free
+from vpool._management.merge cimport free_block
 from vpool._management.order cimport order_drain, order_make, order_mark, order_poll, order_proved
 from vpool._management.pending cimport pending_add, pending_release, pending_rotate, pending_use
 from vpool._management.state cimport CoreState, Request, lock_all, slot_count, unlock_all
@@ -122,7 +122,7 @@ cdef void _give_home(CoreState* state, Source source, Extent* extent) noexcept n
     bias_take(&owner.lock)
     lend_home(extent)
     if proved:
-        merge_free(owner, extent.lent)
+        free_block(owner, extent.lent)
         kept = True
     else:
         kept = pending_add(owner, extent.lent, extent.freer, extent.stamp)
@@ -131,7 +131,7 @@ cdef void _give_home(CoreState* state, Source source, Extent* extent) noexcept n
         # No record left to remember the dependency with: make it true instead.
         if order_drain(state, source) == STATUS_OK:
             bias_take(&owner.lock)
-            merge_free(owner, extent.lent)
+            free_block(owner, extent.lent)
             bias_drop(&owner.lock)
 
 
@@ -206,6 +206,8 @@ cdef void _recall_parts(CoreState* state, Source source) noexcept nogil:
 cdef uint64_t _to_steal(Request* request, Block* block) noexcept nogil:
     """How much of a free block to take: what the request needs, and enough for more small ones."""
     cdef uint64_t need = round_up(block.address, request.alignment) - block.address + request.nbytes
+    if block.flags & FLAG_SOLID:
+        return block.nbytes
     if need < STOLEN_AT_LEAST:
         need = STOLEN_AT_LEAST
     return need if need < block.nbytes else block.nbytes
@@ -231,7 +233,7 @@ cdef bint _take_loan(CoreState* state, Request* request, Arena* owner, bint prov
 cdef void _cancel_loan(Extent* extent) noexcept nogil:
     bias_take(&extent.owner.lock)
     lend_home(extent)
-    merge_free(extent.owner, extent.lent)
+    free_block(extent.owner, extent.lent)
     bias_drop(&extent.owner.lock)
 
 

@@ -10,7 +10,7 @@ the thread that carries it knows of it.
 from libc.stdint cimport int64_t, uint16_t, uint64_t
 
 from vpool._base.lock cimport lone_count
-from vpool._base.types cimport BLOCK_EDGE, BLOCK_FREE, BLOCK_LENT, Block, BlockId
+from vpool._base.types cimport BLOCK_EDGE, BLOCK_FREE, BLOCK_LENT, FLAG_SOLID, Block, BlockId
 from vpool._management.arena cimport Arena, arena_add_segment, arena_remove_segment
 from vpool._management.freelist cimport freelist_remove
 from vpool._management.hit cimport hit_cut
@@ -52,6 +52,7 @@ cdef BlockId lend_adopt(Arena* borrower, Extent* extent) noexcept nogil:
     if edge_id == 0:
         return 0
     borrower.blocks[edge.next].stamp = extent.stamp
+    borrower.blocks[edge.next].flags = extent.owner.blocks[extent.lent].flags & FLAG_SOLID
     edge.stamp = <uint64_t> extent.owner
     edge.list_next = extent.lent
     edge.prev = 0

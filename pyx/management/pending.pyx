@@ -2,9 +2,9 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from vpool._base.lock cimport atomic_exchange, atomic_read, lone_count
-from vpool._base.types cimport BLOCK_PENDING, FLAG_USED, Block, BlockId
+from vpool._base.types cimport BLOCK_PENDING, FLAG_SOLID, FLAG_USED, Block, BlockId
 from vpool._management.arena cimport Arena, Dependency
-from vpool._management.merge cimport merge_free
+from vpool._management.merge cimport free_block
 from vpool._management.order cimport order_proved
 from vpool._management.state cimport CoreState
 
@@ -60,7 +60,7 @@ cdef void _unlink(Arena* arena, BlockId block_id) noexcept nogil:
 cdef void _enlist(Arena* arena, BlockId block_id) noexcept nogil:
     cdef Block* block = &arena.blocks[block_id]
     block.state = BLOCK_PENDING
-    block.flags = 0
+    block.flags &= FLAG_SOLID
     block.stamp = 0
     block.slot = arena.slot
     block.generation += 1
@@ -109,7 +109,7 @@ cdef bint pending_release(CoreState* state, Arena* arena, BlockId block_id) noex
     _unlink(arena, block_id)
     lone_count(arena.pending_blocks, -1)
     lone_count(arena.pending_bytes, -<int64_t> arena.blocks[block_id].nbytes)
-    merge_free(arena, block_id)
+    free_block(arena, block_id)
     return True
 
 

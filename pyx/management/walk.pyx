@@ -10,6 +10,7 @@ from vpool._base.types cimport (
     BLOCK_LIVE,
     BLOCK_PENDING,
     BLOCK_UNUSED,
+    FLAG_SOLID,
     FLAG_USED,
     GRANULE,
     Block,
@@ -186,8 +187,8 @@ cdef bint _check_state(Arena* arena, BlockId block_id, BlockId before, Tally* ta
         return _check_live(arena, block_id, tally, broken)
     if block.state == BLOCK_FREE:
         tally.free += 1
-        return _expect(broken, arena.blocks[before].state != BLOCK_FREE, b"no two free neighbours", block.address,
-                       before, 0)
+        return block.flags & FLAG_SOLID or _expect(
+            broken, arena.blocks[before].state != BLOCK_FREE, b"no two free neighbours", block.address, before, 0)
     if block.state == BLOCK_PENDING:
         tally.pending += 1
         tally.pending_bytes += block.nbytes

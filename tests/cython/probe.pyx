@@ -26,7 +26,7 @@ from vpool._management.arena cimport (
     arena_new,
     arena_remove_segment,
 )
-from vpool._management.core cimport core_allocate, core_deallocate
+from vpool._management.areas cimport areas_allocate, areas_deallocate
 from vpool._management.freelist cimport class_of, freelist_find, freelist_insert, freelist_remove, freelist_resize
 from vpool._management.hit cimport hit_put, hit_take
 from vpool._management.index cimport index_find, index_insert, index_remove
@@ -169,7 +169,7 @@ cdef class Probe:
     cdef Peaks peaks
 
     def __cinit__(self, minimum_remainder=GRANULE):
-        self.arena = arena_new(0, minimum_remainder)
+        self.arena = arena_new(0, minimum_remainder, GRANULE)
         if self.arena == NULL:
             raise MemoryError
         self.peaks.first = self.arena
@@ -275,8 +275,8 @@ def compiled_calls(Pool pool not None, uint64_t nbytes, Py_ssize_t repeats):
     cdef Py_ssize_t i
     with nogil:
         for i in range(repeats):
-            if core_allocate(pool.core, pool.default_arena, nbytes, &address):
-                served += core_deallocate(pool.core, pool.default_arena, address)
+            if areas_allocate(pool.areas, 0, nbytes, &address):
+                served += areas_deallocate(pool.areas, 0, address)
     return served
 
 

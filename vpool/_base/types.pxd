@@ -89,6 +89,7 @@ cdef enum BlockState:
 
 cdef enum BlockFlag:
     FLAG_USED = 1                 # live, and recorded for further streams
+    FLAG_SOLID = 2                # one of equal blocks: never cut, never merged
 
 
 cdef inline uint64_t round_up(uint64_t nbytes, uint64_t unit) noexcept nogil:

@@ -12,6 +12,8 @@ cdef extern from "Python.h":
 
 cdef int64_t checked_size(nbytes) except -1
 cdef uint64_t checked_alignment(alignment) except 0
+cdef uint64_t checked_rounding(rounding) except 0
+cdef uint64_t checked_remainder(remainder) except 0
 cdef uint64_t checked_address(ptr) except? 0
 
 

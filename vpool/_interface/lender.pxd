@@ -5,11 +5,13 @@ from vpool._base.types cimport BlockId
 from vpool._interface.pressure cimport Pressure
 from vpool._interface.streams cimport StreamTable
 from vpool._management.arena cimport Arena
+from vpool._management.areas cimport Areas
 from vpool._management.core cimport Core
 
 
 cdef class Lender:
-    cdef Core core
+    cdef Areas areas
+    cdef Core core                # the area that grows
     cdef Arena* default_arena     # of slot 0, the legacy default stream
     cdef StreamTable streams
     cdef Pressure pressure
@@ -17,7 +19,7 @@ cdef class Lender:
     cdef object __weakref__
 
     cdef Arena* arena_for(self, stream) except NULL
-    cdef BlockId lend(self, Arena* arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0
+    cdef BlockId lend(self, Arena** arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0
     cdef int freeing_slot(self, stream, int gone) except -1
     cdef int take_back(self, uint64_t address, stream) except -1
     cdef release_idle(self, uint64_t keep, uint64_t* released)

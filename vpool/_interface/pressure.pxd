@@ -1,10 +1,10 @@
 """The ladder as Python climbs it: with callbacks and a garbage collection between its rungs."""
-from vpool._management.core cimport Core
+from vpool._management.areas cimport Areas
 from vpool._management.state cimport Request
 
 
 cdef class Pressure:
-    cdef Core core
+    cdef Areas areas
     cdef list callbacks           # (-priority, number, function), in the order of calling
     cdef object pressed           # threading.local: whether this thread is calling them
 

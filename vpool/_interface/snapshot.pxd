@@ -1,8 +1,8 @@
 """Copies of a pool's records, as arrays and plain figures."""
-from vpool._management.core cimport Core
+from vpool._management.areas cimport Areas
 
 
-cdef tuple copy_records(Core core, str name)
-cdef read_stats(Core core)
-cdef read_ladder(Core core)
-cdef read_crossings(Core core)
+cdef tuple copy_records(Areas areas, str name)
+cdef read_stats(Areas areas)
+cdef read_ladder(Areas areas)
+cdef read_crossings(Areas areas)

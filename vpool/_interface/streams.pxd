@@ -1,14 +1,14 @@
 """Streams become slots here, once for each stream object; nothing below knows a handle."""
 from libc.stdint cimport uint64_t
 
-from vpool._management.core cimport Core
+from vpool._management.areas cimport Areas
 
 # Threads that have a default stream of their own; while it is 0, None means slot 0.
 cdef int defaults_in_use
 
 
 cdef class StreamTable:
-    cdef Core core
+    cdef Areas areas
     cdef dict by_object           # id of a stream object -> (weak reference to it, slot)
     cdef dict by_handle           # handle -> slot of the stream that has it now
     cdef dict by_thread           # thread number -> slot of its per-thread default stream

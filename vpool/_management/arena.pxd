@@ -53,6 +53,7 @@ cdef struct Arena:
     uint32_t live_blocks
     uint32_t free_blocks
     uint64_t minimum_remainder    # bytes; a smaller rest stays with the block and counts as internal waste
+    uint64_t rounding             # bytes, a power of two; sizes of requests are rounded up to it
     # Counters.  Written under the lock, read by `stats` without it.
     uint64_t allocated_bytes
     uint64_t requested_bytes
@@ -91,12 +92,13 @@ cdef struct Arena:
 
 
 # In the module, for what is rare.
-cdef Arena* arena_new(uint16_t slot, uint64_t minimum_remainder) noexcept nogil
+cdef Arena* arena_new(uint16_t slot, uint64_t minimum_remainder, uint64_t rounding) noexcept nogil
 cdef void arena_delete(Arena* arena) noexcept nogil
 cdef void arena_grow_index(Arena* arena) noexcept nogil
 cdef void arena_raise_peaks(Arena* arena) noexcept nogil
 cdef void peaks_reset(Peaks* peaks) noexcept nogil
 cdef BlockId arena_add_segment(Arena* arena, uint64_t address, uint64_t nbytes) noexcept nogil
+cdef bint arena_cut_solid(Arena* arena, BlockId edge_id, uint64_t nbytes, uint64_t count) noexcept nogil
 cdef bint arena_remove_segment(Arena* arena, BlockId edge_id, uint64_t nbytes) noexcept nogil
 cdef BlockId arena_find_aligned(Arena* arena, uint64_t nbytes, uint64_t alignment) noexcept nogil
 cdef BlockId arena_take_aligned(Arena* arena, uint64_t nbytes, uint64_t requested, uint64_t alignment,

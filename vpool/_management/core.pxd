@@ -1,12 +1,10 @@
 """The core of a pool: its arenas and segments, what it may take, and the ladder that a miss climbs."""
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
-from libc.string cimport memset
 
 from vpool._base.bias cimport Seat, bias_enter, bias_leave
-from vpool._base.lock cimport lone_read
-from vpool._base.types cimport GRANULE, BlockId, round_up, unlikely
+from vpool._base.types cimport BlockId
 from vpool._management.arena cimport Arena
-from vpool._management.hit cimport hit_put, hit_take
+from vpool._management.hit cimport hit_put
 from vpool._management.index cimport index_remove
 from vpool._management.state cimport CoreState, Request, Segment
 from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
@@ -17,14 +15,25 @@ cdef class Core:
     cdef CoreState state
     cdef readonly Source source
     cdef bint may_wait            # for work on the device, before a request fails
+    cdef Core partner             # the pool's other area, if this is its fixed core
+    cdef uint64_t minimum_remainder
+    cdef uint64_t rounding
 
-    cdef int open_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread) noexcept nogil
+    cdef bint _open_default(self) noexcept nogil
+    cdef Arena* prepare_slot(self, uint64_t** waited) noexcept nogil
+    cdef int enter_slot(self, Arena* arena, uint64_t* waited, uint64_t stream, uint64_t unique_id,
+                        uint64_t thread) noexcept nogil
+    cdef int take_all(self, uint64_t nbytes) noexcept nogil
+    cdef bint cut(self, uint64_t nbytes, uint64_t count) noexcept nogil
+    cdef int ensure(self, uint64_t nbytes) noexcept nogil
+    cdef void discard_slot(self, Arena* arena, uint64_t* waited) noexcept nogil
+    cdef void make_restful(self, bint may_drain) noexcept nogil
+    cdef bint slot_at_rest(self, int slot) noexcept nogil
+    cdef void give_slot(self, int slot, uint64_t stream, uint64_t unique_id, uint64_t thread) noexcept nogil
     cdef void retire_slot(self, int slot) noexcept nogil
-    cdef int reopen_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread, bint may_drain) noexcept nogil
     cdef void settle(self) noexcept nogil
     cdef uint64_t may_take(self, uint64_t least, uint64_t most, uint16_t tag) noexcept nogil
     cdef void not_taken(self, uint64_t nbytes) noexcept nogil
-    cdef BlockId take(self, Request* request) noexcept nogil
     cdef BlockId climb(self, Request* request, int first, int last) noexcept nogil
     cdef void count_failure(self, int status) noexcept nogil
     cdef bint put(self, uint64_t address, uint16_t hint) noexcept nogil
@@ -45,32 +54,7 @@ cdef inline bint request_broken(Request* request) noexcept nogil:
     return request.status != STATUS_OK and request.status != STATUS_OUT_OF_MEMORY
 
 
-cdef inline BlockId core_allocate(Core core, Arena* arena, uint64_t requested, uint64_t* address) noexcept nogil:
-    """Lend a block of at least `requested` > 0 bytes; its number and address, or 0.
-
-    For callers without the GIL: waits for the lock.
-    """
-    cdef Request request
-    cdef BlockId block_id
-    cdef Seat* seat
-    if unlikely(lone_read(core.state.word) != 0):
-        return 0
-    seat = bias_enter(&arena.lock)
-    block_id = hit_take(arena, round_up(requested, GRANULE), requested, 0)
-    address[0] = arena.blocks[block_id].address
-    bias_leave(&arena.lock, seat)
-    if unlikely(block_id == 0):
-        memset(&request, 0, sizeof(Request))
-        request.arena = arena
-        request.requested = requested
-        request.nbytes = round_up(requested, GRANULE)
-        request.alignment = GRANULE
-        block_id = core.take(&request)
-        address[0] = request.address
-    return block_id
-
-
-cdef inline bint core_deallocate(Core core, Arena* arena, uint64_t address) noexcept nogil:
+cdef inline bint core_deallocate(Arena* arena, uint64_t address) noexcept nogil:
     """Take back a block of this arena; False where it is none.  Waits for the lock."""
     cdef BlockId block_id
     cdef Seat* seat = bias_enter(&arena.lock)

@@ -6,11 +6,11 @@ that a free block whose class does not change stays where it is in its list.
 from libc.stdint cimport int64_t, uint16_t, uint64_t
 
 from vpool._base.lock cimport lone_count, lone_read
-from vpool._base.types cimport BLOCK_LIVE, Block, BlockId, unlikely
+from vpool._base.types cimport BLOCK_LIVE, FLAG_USED, Block, BlockId, likely, unlikely
 from vpool._management.arena cimport Arena, arena_raise_peaks
 from vpool._management.freelist cimport freelist_find, freelist_remove, freelist_resize
 from vpool._management.index cimport index_insert, index_remove
-from vpool._management.merge cimport merge_free
+from vpool._management.merge cimport free_alone, merge_free
 from vpool._management.pending cimport pending_put
 from vpool._management.record cimport record_new
 
@@ -74,10 +74,12 @@ cdef inline void hit_put(Arena* arena, BlockId block_id) noexcept nogil:
     cdef Block* block = &arena.blocks[block_id]
     lone_count(arena.allocated_bytes, -<int64_t> block.nbytes)
     lone_count(arena.requested_bytes, -<int64_t> block.stamp)
-    if unlikely(block.flags != 0):
-        pending_put(arena, block_id)
-    else:
+    if likely(block.flags == 0):
         merge_free(arena, block_id)
+    elif likely(block.flags & FLAG_USED == 0):
+        free_alone(arena, block_id)
+    else:
+        pending_put(arena, block_id)
 
 
 cdef inline bint hit_put_record(Arena* arena, BlockId block_id, uint16_t generation, uint64_t address) noexcept nogil:

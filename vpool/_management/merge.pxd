@@ -2,10 +2,19 @@
 from libc.stdint cimport uint64_t
 
 from vpool._base.lock cimport lone_read
-from vpool._base.types cimport BLOCK_FREE, Block, BlockId
+from vpool._base.types cimport BLOCK_FREE, FLAG_SOLID, Block, BlockId
 from vpool._management.arena cimport Arena
 from vpool._management.freelist cimport freelist_insert, freelist_remove, freelist_resize
 from vpool._management.record cimport record_delete
+
+
+cdef inline void free_alone(Arena* arena, BlockId block_id) noexcept nogil:
+    """Make an unlisted block free that has no free neighbour, or is solid."""
+    cdef Block* block = &arena.blocks[block_id]
+    block.generation += 1
+    block.state = BLOCK_FREE
+    block.stamp = lone_read(arena.sequence)
+    freelist_insert(arena, block_id, block)
 
 
 cdef inline void merge_free(Arena* arena, BlockId block_id) noexcept nogil:
@@ -37,7 +46,12 @@ cdef inline void merge_free(Arena* arena, BlockId block_id) noexcept nogil:
         freelist_resize(arena, next_id, next, next.nbytes + nbytes)
         record_delete(arena, block_id)
     else:
-        block.generation += 1
-        block.state = BLOCK_FREE
-        block.stamp = lone_read(arena.sequence)
-        freelist_insert(arena, block_id, block)
+        free_alone(arena, block_id)
+
+
+cdef inline void free_block(Arena* arena, BlockId block_id) noexcept nogil:
+    """Make an unlisted block of either kind free."""
+    if arena.blocks[block_id].flags & FLAG_SOLID:
+        free_alone(arena, block_id)
+    else:
+        merge_free(arena, block_id)

@@ -12,6 +12,7 @@ cdef enum StateBit:
     # The state word is 0 in the common case, the only test that a hit makes.  Whatever must see every
     # call (recording, debugging, tags, limits by tag) sets a bit of its own and is looked at there.
     STATE_CLOSED = 1
+    STATE_STOPS = STATE_CLOSED    # the bits that an allocation looks at
 
 cdef enum Rung:
     # What a miss tries, in this order; after each the request's own lists are searched again.
@@ -71,6 +72,7 @@ cdef struct Request:
     uint64_t nbytes               # after rounding
     uint64_t alignment
     uint16_t tag
+    bint common                   # the fixed core may serve it, if the pool has one
     # Out: the block, and what happened on the way.
     BlockId block_id
     uint64_t address
@@ -88,11 +90,13 @@ cdef struct CoreState:
     uint32_t segment_count
     uint32_t slots                # made so far; without the lock only by `slot_count`
     bint never_waits              # a request fails rather than wait for the device
+    bint keeps                    # a fixed core: nothing goes back to the source before the pool is closed
     uint64_t limit                # bytes that `committed` never exceeds
     uint64_t committed            # reserved, and what is being asked of the source right now
     uint64_t reserved
     uint64_t peak_reserved
     GrowthRule rule
+    uint64_t largest_growth       # bytes of the largest request that had to wait for the source
     Peaks* peaks
     uint64_t base_slack           # bytes that a base which is no multiple of the granule costs
     int last_failure              # status of the source when a request last failed; OK: the limit

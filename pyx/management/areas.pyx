@@ -1,0 +1,319 @@
+"""The areas of a pool, together: which one serves a request, and what is done to both."""
+from libc.stdint cimport uint16_t, uint32_t, uint64_t
+from libc.string cimport memset
+
+from vpool._base.lock cimport atomic_add, atomic_read, atomic_write, spin_lock, spin_unlock
+from vpool._base.turn cimport turn_give, turn_take
+from vpool._base.types cimport GRANULE, MAX_ALIGNMENT, BlockId, round_up
+from vpool._management.arena cimport Arena
+from vpool._management.core cimport Core, core_deallocate, request_broken
+from vpool._management.cross cimport cross_free, cross_use
+from vpool._management.order cimport order_drain
+from vpool._management.state cimport RUNG_MERGE, RUNG_SEARCH, RUNG_TRIM, RUNG_WAIT, STATE_CLOSED, Request, slot_count
+from vpool._management.walk cimport Broken, walk_check
+from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
+from vpool._storage.source cimport Source
+
+cdef enum:
+    NEVER = 0xFFFFFFFFFFFFFFFF
+
+
+cdef class Areas:
+    """The one or two areas of a pool.
+
+    Thread safety: every method may be called from any thread without the GIL.
+    """
+
+    def __cinit__(self, Source source not None, numbers, *, uint64_t minimum_remainder=GRANULE,
+                  uint64_t rounding=GRANULE):
+        cdef Core core = Core(
+            source, numbers.limit - numbers.core, minimum_remainder=minimum_remainder, rounding=rounding)
+        core.state.rule.initial = numbers.initial
+        core.state.rule.factor = numbers.factor
+        core.state.rule.step = numbers.step
+        self.core = core
+        self.state = &core.state
+        self.fixed_state = self.state             # so that no path needs to ask whether there is one
+        self.smallest = NEVER
+        self.watermark = NEVER
+        self.only_blocks = numbers.exact and numbers.limit == numbers.core and len(numbers.blocks) > 0
+        self.block_sizes = tuple(numbers.blocks)
+        self.largest_block = numbers.blocks[len(numbers.blocks) - 1][0] if numbers.blocks else 0
+        if numbers.core:
+            self._make_fixed(source, numbers, minimum_remainder, rounding)
+
+    def _make_fixed(self, source, numbers, uint64_t minimum_remainder, uint64_t rounding):
+        """Take the fixed core's memory, all of it or none."""
+        cdef uint64_t nbytes = numbers.core
+        cdef Core fixed
+        cdef int status
+        cdef uint64_t size, count
+        if numbers.blocks:
+            # What no block covers would only be held.
+            nbytes = sum(size * count for size, count in numbers.blocks)
+            minimum_remainder = NEVER
+            rounding = GRANULE
+        fixed = Core(
+            source, nbytes + GRANULE, minimum_remainder=minimum_remainder, rounding=rounding, partner=self.core)
+        with nogil:
+            status = fixed.take_all(nbytes)
+        fixed.state.limit = fixed.state.committed
+        if status != STATUS_OK:
+            raise CoreNotTaken(status)
+        fixed.state.keeps = True
+        self.fixed_address = fixed.state.segments[0].address
+        self.fixed_bytes = fixed.state.segments[0].nbytes
+        self.fixed_alignment = MAX_ALIGNMENT if not numbers.blocks else _alignment_of(self.fixed_address)
+        # The largest first, so that addresses are multiples of what sizes are.
+        for size, count in reversed(numbers.blocks):
+            self.fixed_alignment = min(self.fixed_alignment, _alignment_of(size))
+            if not fixed.cut(size, count):
+                raise MemoryError("no record left for the blocks of the pool's core")
+        self.fixed = fixed
+        self.fixed_state = &fixed.state
+        self.smallest = numbers.smallest
+        self.band = numbers.largest - numbers.smallest
+        self.watermark = <uint64_t> (self.fixed_bytes * <double> numbers.watermark)
+        self.headroom = NEVER if numbers.headroom is None else numbers.headroom
+
+    def wait(self, bint may):
+        """Whether requests may wait for work on the device."""
+        self.core.may_wait = may
+        self.state.never_waits = not may
+        if self.fixed is not None:
+            self.fixed.may_wait = may
+            self.fixed_state.never_waits = not may
+
+    cdef Core area_at(self, uint64_t address):
+        """The area that an address is in."""
+        return self.fixed if address - self.fixed_address < self.fixed_bytes else self.core
+
+    cdef CoreState* state_of(self, Arena* arena) noexcept nogil:
+        """Of the area that an arena is of."""
+        return self.fixed_state if self.fixed_state.arenas[arena.slot] == arena else self.state
+
+    cdef BlockId climb(self, Request* request, int first, int last) noexcept nogil:
+        """Try some rungs of the ladder, of a common request in the fixed core first."""
+        cdef uint16_t slot = request.arena.slot
+        if self.hopeless(request):
+            return 0
+        if request.common and request.alignment <= self.fixed_alignment:
+            request.arena = self.fixed_state.arenas[slot]
+            # It never grows, and has nothing to give back.
+            if first == RUNG_SEARCH:
+                self.fixed.climb(request, RUNG_SEARCH, RUNG_MERGE)
+            else:
+                self.fixed.climb(request, first, last)
+            if request.block_id:
+                return request.block_id
+        request.arena = self.state.arenas[slot]
+        return self.core.climb(request, first, last)
+
+    cdef bint hopeless(self, Request* request) noexcept nogil:
+        """Whether a request can never be served; notes what is larger than every block of the core."""
+        if self.largest_block == 0 or request.requested <= self.largest_block:
+            return False
+        if request.requested > self.largest_oversize:
+            atomic_write(self.largest_oversize, request.requested)
+        if request.tried == 0:
+            atomic_add(self.oversize, 1)
+        return self.only_blocks
+
+    cdef BlockId take(self, Request* request) noexcept nogil:
+        """A block, by the whole ladder of who has no Python; its number, or 0 with the reasons in the request."""
+        if not self.climb(request, RUNG_SEARCH, RUNG_TRIM) and self.core.may_wait and not (
+                request_broken(request) or self.only_blocks and self.hopeless(request)):
+            self.climb(request, RUNG_WAIT, RUNG_WAIT)
+        if request.block_id == 0:
+            self.core.count_failure(request.status)
+        return request.block_id
+
+    cdef BlockId slow(self, uint16_t slot, uint64_t requested, uint64_t* address) noexcept nogil:
+        """Of `areas_allocate`: what no list had at hand."""
+        cdef Request request
+        request_init(self, &request, self.state.arenas[slot], requested, GRANULE)
+        self.take(&request)
+        address[0] = request.address
+        return request.block_id
+
+    cdef int open_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread) noexcept nogil:
+        """Make a slot, the same in each area; its number, or -1 where there is no room for it."""
+        cdef uint64_t* waited
+        cdef uint64_t* fixed_waited
+        cdef Arena* arena = self.core.prepare_slot(&waited)
+        cdef Arena* fixed_arena
+        if arena != NULL and self.fixed is not None:
+            fixed_arena = self.fixed.prepare_slot(&fixed_waited)
+            if fixed_arena == NULL:
+                self.core.discard_slot(arena, waited)
+                return -1
+            # Before the other, where callers look.
+            self.fixed.enter_slot(fixed_arena, fixed_waited, stream, unique_id, thread)
+        return self.core.enter_slot(arena, waited, stream, unique_id, thread) if arena != NULL else -1
+
+    cdef int reopen_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread, bint may_drain) noexcept nogil:
+        """Give a slot whose stream is gone to another stream; its number, or -1 where there is none."""
+        cdef uint32_t slot
+        cdef int found = -1
+        if self.fixed is not None:
+            turn_take(&self.fixed_state.crossing_turn)
+            self.fixed.make_restful(may_drain)
+        turn_take(&self.state.crossing_turn)
+        self.core.make_restful(may_drain)
+        for slot in range(1, slot_count(self.state)):
+            if self.core.slot_at_rest(slot) and (self.fixed is None or self.fixed.slot_at_rest(slot)):
+                self.core.give_slot(slot, stream, unique_id, thread)
+                if self.fixed is not None:
+                    self.fixed.give_slot(slot, stream, unique_id, thread)
+                found = slot
+                break
+        turn_give(&self.state.crossing_turn)
+        if self.fixed is not None:
+            turn_give(&self.fixed_state.crossing_turn)
+        return found
+
+    cdef void retire_slot(self, int slot) noexcept nogil:
+        """Never use a slot's handle again; what it freed so far is marked first, if that can be."""
+        self.core.retire_slot(slot)
+        if self.fixed is not None:
+            self.fixed.retire_slot(slot)
+
+    cdef void slot_is_gone(self, int slot) noexcept nogil:
+        """The stream of a slot was destroyed."""
+        atomic_write(self.state.table[slot].gone, True)
+        atomic_write(self.fixed_state.table[slot].gone, True)
+
+    cdef void hold_slot(self, int slot, int by) noexcept nogil:
+        """So many more objects hold the stream of a slot."""
+        self.state.table[slot].held += by
+        if self.fixed is not None:
+            self.fixed_state.table[slot].held += by
+
+    cdef void release_slot(self, int slot) noexcept nogil:
+        """No object that is known holds the stream of a slot."""
+        self.state.table[slot].held = 0
+        self.fixed_state.table[slot].held = 0
+
+    cdef int drain(self) noexcept nogil:
+        """Wait for all work on the device; then whatever was freed before is complete."""
+        cdef int status = self.core.drain()
+        if status == STATUS_OK and self.fixed is not None:
+            status = self.fixed.drain()
+        return status
+
+    cdef bint put(self, uint64_t address, uint16_t hint) noexcept nogil:
+        """Take back the live block at `address`, looking in the hinted slot's arena first."""
+        return self.fixed.put(address, hint) if address - self.fixed_address < self.fixed_bytes else (
+            self.core.put(address, hint))
+
+    cdef bint free_on(self, uint64_t address, uint16_t freer) noexcept nogil:
+        """Free the live block at `address` on the stream of a slot; False where there is none."""
+        return core_deallocate(state_at(self, address).arenas[freer], address) or cross_free(
+            state_at(self, address), address, freer)
+
+    cdef int use_on(self, uint64_t address, uint16_t user) noexcept nogil:
+        """Record that a live block is used on a stream too: 1, or 0 where there is none, -1 without memory."""
+        return cross_use(state_at(self, address), address, user)
+
+    cdef int release_idle(self, uint64_t keep, uint64_t* released) noexcept nogil:
+        """Give wholly free segments back as far as `keep` bytes stay reserved; the fixed core only once closed."""
+        cdef uint64_t fixed = 0
+        cdef uint64_t more = 0
+        cdef int status, other
+        released[0] = 0
+        if self.fixed is not None:
+            fixed = atomic_read(self.fixed_state.reserved)
+        status = self.core.release_idle(keep - fixed if keep > fixed else 0, released)
+        if fixed and atomic_read(self.state.word) & STATE_CLOSED:
+            self.fixed_state.keeps = False
+            other = self.fixed.release_idle(keep, &more)
+            released[0] += more
+            status = other if status == STATUS_OK else status
+        return status
+
+    cdef void after_free(self) noexcept nogil:
+        """What a set state word asks for after a free: a closed pool gives back what has become idle."""
+        cdef uint64_t released
+        if self.state.word & STATE_CLOSED and self.may_have_idle() and self.drain() == STATUS_OK:
+            self.release_idle(0, &released)
+
+    cdef bint may_have_idle(self) noexcept nogil:
+        """Whether a segment may be wholly free."""
+        return self.core.may_have_idle() or self.fixed is not None and self.fixed.may_have_idle()
+
+    cdef void coalesce(self) noexcept nogil:
+        """Merge what streams lent one another, and what has become ready, without waiting."""
+        self.core.coalesce()
+        if self.fixed is not None:
+            self.fixed.coalesce()
+
+    cdef void reset_peaks(self) noexcept nogil:
+        """Begin anew with the highest values: they are what is there now."""
+        self.core.reset_peaks()
+        if self.fixed is not None:
+            self.fixed.reset_peaks()
+
+    cdef void check(self, Broken* broken) noexcept nogil:
+        """Look whether every invariant holds; `broken` names the first that does not."""
+        walk_check(self.core, broken)
+        if broken.what == NULL and self.fixed is not None:
+            walk_check(self.fixed, broken)
+
+    cdef bint holds(self, uint64_t address) noexcept nogil:
+        """Whether an address lies in memory of this pool."""
+        cdef bint inside = address - self.fixed_address < self.fixed_bytes
+        spin_lock(&self.state.lock)
+        inside = inside or self.core.segment_of(address) != NULL
+        spin_unlock(&self.state.lock)
+        return inside
+
+    cdef int maintain(self) noexcept nogil:
+        """Make the other area grow ahead while the fixed core is fuller than its watermark; the source's status.
+
+        It is given its first segment, and then room for the largest request that it once had to grow for
+        whenever the pool has more live than ever.
+        """
+        cdef uint64_t live, all_live, ahead
+        cdef int status = STATUS_OK
+        live = live_bytes(self.fixed_state)
+        if self.fixed is None or live <= self.watermark:
+            return STATUS_OK
+        all_live = live + live_bytes(self.state)
+        ahead = self.headroom if self.headroom != NEVER else atomic_read(self.state.largest_growth)
+        if atomic_read(self.state.reserved) == 0:
+            ahead = self.state.rule.initial if self.state.rule.initial > ahead else ahead
+        elif all_live <= self.peak_seen:
+            ahead = 0
+        if all_live > self.peak_seen:
+            self.peak_seen = all_live
+        if ahead:
+            status = self.core.ensure(ahead)
+        return STATUS_OK if status == STATUS_OUT_OF_MEMORY else status
+
+
+class CoreNotTaken(Exception):
+    """The source did not give a fixed core its memory.  Its argument is the status; never leaves the pool."""
+
+
+cdef uint64_t _alignment_of(uint64_t number) noexcept nogil:
+    """The highest alignment that a number is a multiple of."""
+    cdef uint64_t lowest = number & (~number + 1)
+    return lowest if lowest and lowest < MAX_ALIGNMENT else MAX_ALIGNMENT
+
+
+cdef uint64_t live_bytes(CoreState* state) noexcept nogil:
+    cdef uint64_t total = 0
+    cdef uint32_t slot
+    for slot in range(slot_count(state)):
+        total += atomic_read(state.arenas[slot].allocated_bytes)
+    return total
+
+
+cdef void request_init(Areas areas, Request* request, Arena* arena, uint64_t requested, uint64_t alignment) noexcept nogil:
+    """A request as it begins its way."""
+    memset(request, 0, sizeof(Request))
+    request.arena = arena
+    request.requested = requested
+    request.nbytes = round_up(requested, arena.rounding)
+    request.alignment = alignment
+    request.common = is_common(areas, requested)

@@ -1,0 +1,107 @@
+"""The areas of a pool: one that grows, and for some strategies a fixed core before it.
+
+Each area is a `Core` with arenas, lists and segments of its own; both know the same slots.  A request
+that is common, by its size, is served from the fixed core while that has room.
+"""
+from libc.stdint cimport uint16_t, uint64_t
+
+from vpool._base.bias cimport Seat, bias_enter, bias_leave
+from vpool._base.lock cimport lone_read
+from vpool._base.types cimport BlockId, likely, round_up, unlikely
+from vpool._management.arena cimport Arena
+from vpool._management.core cimport Core
+from vpool._management.hit cimport hit_put, hit_take
+from vpool._management.index cimport index_remove
+from vpool._management.state cimport STATE_STOPS, CoreState, Request
+from vpool._management.walk cimport Broken
+
+
+cdef class Areas:
+    cdef readonly Core core       # grows
+    cdef readonly Core fixed      # None where the strategy has no fixed core
+    cdef CoreState* state         # of the two, for callers that hold a reference to this
+    cdef CoreState* fixed_state
+    cdef uint64_t smallest        # requests of `smallest` to `smallest` + `band` bytes are common
+    cdef uint64_t band
+    cdef uint64_t fixed_address   # where the fixed core's memory is
+    cdef uint64_t fixed_bytes
+    cdef uint64_t fixed_alignment # that each of its blocks has
+    cdef uint64_t watermark       # live bytes of it from which on the other area grows ahead
+    cdef bint only_blocks         # a request larger than every block of the core is an error
+    cdef uint64_t largest_block
+    cdef uint64_t largest_oversize  # bytes of the largest request that no block of the core could hold
+    cdef unsigned long long oversize  # how many there were
+    cdef readonly tuple block_sizes
+    cdef uint64_t headroom        # see `maintain`
+    cdef uint64_t peak_seen
+
+    cdef BlockId climb(self, Request* request, int first, int last) noexcept nogil
+    cdef bint hopeless(self, Request* request) noexcept nogil
+    cdef BlockId take(self, Request* request) noexcept nogil
+    cdef int open_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread) noexcept nogil
+    cdef int reopen_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread, bint may_drain) noexcept nogil
+    cdef void retire_slot(self, int slot) noexcept nogil
+    cdef void slot_is_gone(self, int slot) noexcept nogil
+    cdef void hold_slot(self, int slot, int by) noexcept nogil
+    cdef void release_slot(self, int slot) noexcept nogil
+    cdef int drain(self) noexcept nogil
+    cdef bint put(self, uint64_t address, uint16_t hint) noexcept nogil
+    cdef bint free_on(self, uint64_t address, uint16_t freer) noexcept nogil
+    cdef int use_on(self, uint64_t address, uint16_t user) noexcept nogil
+    cdef int release_idle(self, uint64_t keep, uint64_t* released) noexcept nogil
+    cdef void coalesce(self) noexcept nogil
+    cdef void reset_peaks(self) noexcept nogil
+    cdef void check(self, Broken* broken) noexcept nogil
+    cdef int maintain(self) noexcept nogil
+    cdef void after_free(self) noexcept nogil
+    cdef bint may_have_idle(self) noexcept nogil
+    cdef bint holds(self, uint64_t address) noexcept nogil
+    cdef BlockId slow(self, uint16_t slot, uint64_t requested, uint64_t* address) noexcept nogil
+    cdef Core area_at(self, uint64_t address)
+    cdef CoreState* state_of(self, Arena* arena) noexcept nogil
+
+
+cdef uint64_t live_bytes(CoreState* state) noexcept nogil
+cdef void request_init(Areas areas, Request* request, Arena* arena, uint64_t requested, uint64_t alignment) noexcept nogil
+
+
+cdef inline bint is_common(Areas areas, uint64_t requested) noexcept nogil:
+    """Whether the fixed core may serve a request.  Never without one: `smallest` is 2**64 - 1 then."""
+    return requested - areas.smallest <= areas.band
+
+
+cdef inline CoreState* state_at(Areas areas, uint64_t address) noexcept nogil:
+    """Of the area that an address is in."""
+    return areas.fixed_state if unlikely(address - areas.fixed_address < areas.fixed_bytes) else areas.state
+
+
+cdef inline BlockId areas_allocate(Areas areas, uint16_t slot, uint64_t requested, uint64_t* address) noexcept nogil:
+    """Lend a block of at least `requested` > 0 bytes; its number and address, or 0.
+
+    For callers without the GIL: waits for the lock.
+    """
+    cdef BlockId block_id
+    cdef Arena* arena
+    cdef Seat* seat
+    if unlikely(lone_read(areas.state.word) & STATE_STOPS):
+        return 0
+    arena = areas.fixed_state.arenas[slot] if is_common(areas, requested) else areas.state.arenas[slot]
+    seat = bias_enter(&arena.lock)
+    block_id = hit_take(arena, round_up(requested, arena.rounding), requested, 0)
+    address[0] = arena.blocks[block_id].address
+    bias_leave(&arena.lock, seat)
+    return block_id if likely(block_id != 0) else areas.slow(slot, requested, address)
+
+
+cdef inline bint areas_deallocate(Areas areas, uint16_t slot, uint64_t address) noexcept nogil:
+    """Take back a block of a slot; False where it is none.  Waits for the lock."""
+    cdef Arena* arena = state_at(areas, address).arenas[slot]
+    cdef BlockId block_id
+    cdef Seat* seat = bias_enter(&arena.lock)
+    block_id = index_remove(arena, address)
+    if likely(block_id != 0):
+        hit_put(arena, block_id)
+    bias_leave(&arena.lock, seat)
+    if unlikely(lone_read(areas.state.word) != 0):
+        areas.after_free()
+    return block_id != 0
