@@ -205,6 +205,19 @@ class TestRows:
         assert [row.name for row in found.rows] == ["dynamic", repr(mine)]
         assert found.rows[1].peak_reserved_bytes == GIB
 
+    def test_a_policy_file(self, tmp_path):
+        path = tmp_path / "mine.toml"
+        vpool.Policy(vpool.Dynamic(initial="2GiB")).save(path)
+        found = vpool.compare(made(*SMALL), ["dynamic", path], peers=False)
+        assert [row.name for row in found.rows] == ["dynamic", str(path)]
+        assert found.rows[1].peak_reserved_bytes == 2 * GIB
+
+    def test_a_wrong_strategy_is_told_before_anything_is_replayed(self):
+        seen = []
+        with pytest.raises(ValueError, match="buddy"):
+            vpool.compare(made(*SMALL), ["dynamic", "buddy"], progress=lambda done, of: seen.append(done))
+        assert not seen
+
     def test_progress_counts_to_the_end(self):
         seen = []
         traces = [made(*SMALL), made((1, 9))]

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from vpool.peers import PEERS, simulate
-from vpool.replay import replay
+from vpool.replay import policy_of, replay
 from vpool.sizes import format_bytes, parse_size
 from vpool.strategies import Dynamic
 from vpool.tables import table
@@ -152,7 +152,7 @@ def compare(traces, strategies=None, capacity=None, passes=2, peers=True, progre
     traces : Trace, path, or list of them
         Of several, also what they make when they run at once: see `Trace.merge`.
     strategies : list, optional
-        Names, policy files or strategy objects; all of `STRATEGIES` if not given.
+        Names, policies, their files or strategy objects; all of `STRATEGIES` if not given.
     capacity : int or str, optional
         Bytes that each pool may take; without it there is no bound.
     passes : int
@@ -216,7 +216,12 @@ def _strategies(given):
     made = {}
     for one in given:
         name = one if isinstance(one, str) else os.fspath(one) if isinstance(one, os.PathLike) else repr(one)
-        made[name] = STRATEGIES.get(name, lambda trace, one=one: one)
+        if name in STRATEGIES:
+            made[name] = STRATEGIES[name]
+        else:
+            # Now, so that what is wrong with the last one is told before the first one takes time.
+            policy = policy_of(one)
+            made[name] = lambda trace, policy=policy: policy
     if not made:
         raise ValueError("there is no strategy to compare")
     return made
