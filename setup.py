@@ -43,7 +43,7 @@ SANITIZE = [f"-fsanitize={os.environ['VPOOL_SANITIZE']}"] if os.environ.get("VPO
 # functions, and calls between them would double its time.  No -march: a wheel runs anywhere.
 COMPILE_ARGS = [
     "-O1" if SANITIZE else "-O3",
-    "-finline-limit=4000",
+    "-DCYTHON_INLINE=inline __attribute__((always_inline))",
     "-fno-strict-aliasing",
     "-Wall",
     "-Wno-unused-function",

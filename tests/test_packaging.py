@@ -138,8 +138,8 @@ def test_compiled_modules_can_use_pools(fresh_python, tmp_path):
         "    cdef uint64_t address = 0\n"
         "    cdef int done = 0\n"
         "    with nogil:\n"
-        "        while done < repeats and areas_allocate(pool.areas, 0, nbytes, &address):\n"
-        "            areas_deallocate(pool.areas, 0, address)\n"
+        "        while done < repeats and areas_allocate(pool.areas, pool.default_arena, nbytes, &address):\n"
+        "            areas_deallocate(pool.areas, pool.default_arena, address)\n"
         "            done += 1\n"
         "    return done\n"
     )

@@ -13,14 +13,15 @@ from vpool.errors import PatternError, SourceError
 from vpool.policy import Policy
 from vpool.report import Report
 from vpool.sizes import parse_size
-from vpool.strategies import Dynamic
+from vpool.sizing import fixed_for
+from vpool.strategies import Dynamic, Fixed, Hybrid, Strategy
 from vpool.trace import Trace
 
 __all__ = ["ReplayResult", "policy_of", "replay", "strategy_of"]
 
 # Events between two calls of the progress function.
 _CHUNK = 1 << 16
-_STRATEGIES = {"dynamic": Dynamic}
+_STRATEGIES = ("fixed", "dynamic", "hybrid")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class ReplayResult:
         Calls of the source's driver in each pass, and the nanoseconds that they took.
     waited : int
         Requests that waited for a new segment, over all passes.
+    core_share : float or None
+        Share of the requests that a fixed core served, over all passes; None for a strategy without one.
     verified_bytes : int
         Bytes of the blocks whose pattern was verified, over all passes; 0 without patterns.
     report : Report
@@ -74,6 +77,7 @@ class ReplayResult:
     driver_calls: list
     driver_ns: list
     waited: int = 0
+    core_share: float | None = None
     verified_bytes: int = 0
     report: Report | None = field(default=None, repr=False, compare=False)
 
@@ -82,22 +86,28 @@ class ReplayResult:
         return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "report"}
 
 
-def strategy_of(strategy):
-    """The strategy that a name or an object means; the default one for None."""
-    if strategy is None:
+def strategy_of(strategy, trace=None, capacity=None):
+    """The strategy that a name or an object means; the default one for None.
+
+    ``"fixed"`` is a slab of `capacity`, or else the smallest that is enough for `trace`, and ``"hybrid"``
+    the one made for `trace`.
+    """
+    if strategy is None or strategy == "dynamic":
         return Dynamic()
     if isinstance(strategy, str):
         if strategy not in _STRATEGIES:
             raise ValueError(f"no strategy {strategy!r}; a name ({', '.join(sorted(_STRATEGIES))}) or a policy file")
-        return _STRATEGIES[strategy]()
-    if not isinstance(strategy, Dynamic):
+        if strategy == "fixed":
+            return fixed_for(trace) if capacity is None else Fixed(capacity)
+        return Hybrid.from_trace(trace)
+    if not isinstance(strategy, Strategy):
         raise TypeError(
             f"strategy must be a name, a policy, its file or a vpool strategy, not {type(strategy).__name__}"
         )
     return strategy
 
 
-def policy_of(strategy):
+def policy_of(strategy, trace=None, capacity=None):
     """The policy that a name, a path, a policy or a strategy means; the default one for None.
 
     A string that is no strategy's name is a path if there is such a file, or if it ends in ``.toml``.
@@ -106,7 +116,7 @@ def policy_of(strategy):
         strategy = Policy.load(strategy)
     if isinstance(strategy, Policy):
         return replace(strategy, strategy=strategy_of(strategy.strategy))
-    return Policy(strategy_of(strategy))
+    return Policy(strategy_of(strategy, trace, capacity))
 
 
 def _is_path(strategy):
@@ -124,6 +134,7 @@ def replay(
     pessimistic=False,
     *,
     patterns=False,
+    maintain=False,
     progress=None,
 ):
     """Replay a trace through a pool of its own.
@@ -136,7 +147,8 @@ def replay(
     ----------
     trace : Trace or path
     strategy : str, path, Policy or strategy, optional
-        ``"dynamic"``, a policy or its file, or an object; the default strategy if not given.
+        ``"dynamic"``, ``"fixed"`` (a slab of `capacity`, or the smallest that completes), ``"hybrid"``
+        (`Hybrid.from_trace`), a policy or its file, or an object; the default strategy if not given.
     source : str or vpool.sources.Source
         Where the pool's memory comes from, whatever a policy says of it; None for the policy's own.
     capacity : int or str, optional
@@ -148,6 +160,8 @@ def replay(
         which knows itself.
     patterns : bool
         Write a pattern into each block when it is lent, and verify it when it is freed.
+    maintain : bool
+        Call `Pool.maintain` before each event.
     progress : callable, optional
         Called now and then with the events done and the events in all.
 
@@ -168,11 +182,12 @@ def replay(
         trace = Trace.load(trace)
     if passes < 1:
         raise ValueError(f"passes must be at least 1, got {passes}")
-    pool = _pool_for(policy_of(strategy), source, capacity)
+    capacity = None if capacity is None else parse_size(capacity, "capacity")
+    pool = _pool_for(policy_of(strategy, trace, capacity), source, capacity)
     if patterns and not pool.source.has_memory:
         raise ValueError(f"source {pool.source.name!r} has no memory to write patterns into")
     with pool, _streams_of(pool.source.driver, trace) as streams:
-        replayer = Replayer(pool, trace, streams, pessimistic, patterns)
+        replayer = Replayer(pool, trace, streams, pessimistic, patterns, maintain)
         return _Run(pool, trace, replayer, passes, patterns, progress).result()
 
 
@@ -193,13 +208,12 @@ def _streams_of(driver, trace):
 def _pool_for(policy, source, capacity):
     strategy = policy.strategy
     if capacity is not None:
-        capacity = parse_size(capacity, "capacity")
-        strategy = replace(strategy, limit=capacity, initial=min(capacity, parse_size(strategy.initial)))
+        strategy = strategy.within(capacity)
         if source == "simulated":
             source = sources.Simulated(capacity)
-    elif source == "simulated":
+    elif source == "simulated" and isinstance(strategy.limit_of(), float):
         # Unbounded: the 80 % of a device that is not there would mean nothing.
-        strategy = replace(strategy, limit=1.0) if isinstance(strategy.limit, float) else strategy
+        strategy = strategy.with_limit(1.0)
     policy = replace(policy, strategy=strategy)
     return Pool(**policy.pool_arguments(source=source), name="replay")
 
@@ -246,6 +260,7 @@ class _Run:
             driver_calls=self.driver_calls,
             driver_ns=self.driver_ns,
             waited=stats.allocations - stats.hits,
+            core_share=self.pool.core_share,
             verified_bytes=self.replayer.verified,
             report=worst,
         )

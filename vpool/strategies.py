@@ -1,7 +1,7 @@
 """Strategies: when a pool asks its source for memory, and for how much."""
 
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from vpool.sizes import MAX_SIZE, format_bytes, parse_size
@@ -51,6 +51,18 @@ class Strategy:
         ValueError
             Where the strategy does not fit the device.
         """
+        raise NotImplementedError
+
+    def limit_of(self):
+        """The limit of the whole pool, as it was given."""
+        raise NotImplementedError
+
+    def with_limit(self, limit):
+        """This strategy with another limit of the whole pool."""
+        raise NotImplementedError
+
+    def within(self, nbytes):
+        """This strategy where the pool may take so many bytes: what it takes at first is made no larger."""
         raise NotImplementedError
 
 
@@ -140,6 +152,18 @@ class Dynamic(Strategy):
             return Numbers(limit, initial, factor=self.growth, adaptive=self.adaptive)
         return Numbers(limit, initial, step=parse_size(self.growth, "growth"), adaptive=self.adaptive)
 
+    def limit_of(self):
+        """The limit of the whole pool: see `Strategy.limit_of`."""
+        return self.limit
+
+    def with_limit(self, limit):
+        """The same with another limit: see `Strategy.with_limit`."""
+        return replace(self, limit=limit)
+
+    def within(self, nbytes):
+        """The same within so many bytes: see `Strategy.within`."""
+        return replace(self, limit=nbytes, initial=min(nbytes, parse_size(self.initial)))
+
 
 @dataclass(frozen=True)
 class Fixed(Strategy):
@@ -208,6 +232,18 @@ class Fixed(Strategy):
             exact=True,
         )
 
+    def limit_of(self):
+        """The limit of the whole pool: see `Strategy.limit_of`."""
+        return self.limit
+
+    def with_limit(self, limit):
+        """The same with another limit: see `Strategy.with_limit`."""
+        return replace(self, limit=limit)
+
+    def within(self, nbytes):
+        """The same within so many bytes, which must be enough for the capacity."""
+        return self.with_limit(nbytes)
+
 
 @dataclass(frozen=True)
 class Hybrid(Strategy):
@@ -267,6 +303,37 @@ class Hybrid(Strategy):
                 f"smallest is {format_bytes(least)}, but the largest request of the core is {format_bytes(most)}"
             )
 
+    @classmethod
+    def from_trace(cls, trace, coverage=0.9):
+        """The hybrid that serves a trace with the least memory.
+
+        Parameters
+        ----------
+        trace : Trace or path
+        coverage : float
+            Share of the requests, above 0 and at most 1, that the core shall at least serve.
+
+        Returns
+        -------
+        Hybrid
+            One slab that all requests are served from, or one for the requests up to a size, or equal
+            blocks where few sizes occur; the sizes are just enough for the trace.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For a coverage that is no share, or a trace without allocations.
+        FormatError, OSError
+            For a file that cannot be read.
+
+        Notes
+        -----
+        Replays the trace some hundred times on simulated memory.
+        """
+        from vpool.sizing import hybrid_for
+
+        return hybrid_for(trace, coverage)
+
     def blocks(self):
         """Size and count of the core's blocks, the smallest first; empty for one slab."""
         return _blocks_of(parse_size(self.core, "core"), self.block, "core")
@@ -298,6 +365,21 @@ class Hybrid(Strategy):
             headroom=None if self.headroom is None else parse_size(self.headroom, "headroom"),
         )
 
+    def limit_of(self):
+        """The limit of the whole pool: see `Strategy.limit_of`."""
+        return self.dynamic.limit
+
+    def with_limit(self, limit):
+        """The same with another limit: see `Strategy.with_limit`."""
+        return replace(self, dynamic=self.dynamic.with_limit(limit))
+
+    def within(self, nbytes):
+        """The same within so many bytes: see `Strategy.within`."""
+        smaller = replace(self, dynamic=self.dynamic.within(nbytes))
+        if self.block is None and parse_size(self.core) > nbytes:
+            smaller = replace(smaller, core=nbytes)
+        return smaller
+
 
 def _core_size(size, what):
     if parse_size(size, what) < GRANULE:
@@ -311,7 +393,7 @@ def _blocks_of(capacity, block, what):
     several = block if isinstance(block, (list, tuple)) else [block]
     if not several:
         raise ValueError("block must not be an empty list")
-    counts = {}
+    counts: dict[int, int] = {}
     for one in several:
         if isinstance(one, (list, tuple)):
             if len(one) != 2:

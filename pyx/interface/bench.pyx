@@ -6,6 +6,7 @@ from libc.stdint cimport uint64_t
 from vpool._base.clock cimport now_ns
 from vpool._base.lock cimport SpinLock, spin_lock, spin_unlock
 from vpool._interface.pool cimport Pool
+from vpool._management.arena cimport Arena
 from vpool._management.areas cimport Areas, areas_allocate, areas_deallocate
 
 
@@ -27,14 +28,15 @@ def lock_and_unlock(Py_ssize_t repeats):
 def pair(Pool pool not None, uint64_t nbytes, Py_ssize_t repeats):
     """An allocation and its free, `repeats` times."""
     cdef Areas areas = pool.areas
+    cdef Arena* arena = pool.default_arena
     cdef Py_ssize_t _i
     cdef uint64_t started
     cdef uint64_t address = 0
     with nogil:
         started = now_ns()
         for _i in range(repeats):
-            if areas_allocate(areas, 0, nbytes, &address):
-                areas_deallocate(areas, 0, address)
+            if areas_allocate(areas, arena, nbytes, &address):
+                areas_deallocate(areas, arena, address)
         started = now_ns() - started
     return started
 
@@ -51,6 +53,7 @@ def random_toggles(Pool pool not None, const uint64_t[::1] sizes not None, Py_ss
         Blocks that are live on average; the slots are filled to that before the clock starts.
     """
     cdef Areas areas = pool.areas
+    cdef Arena* arena = pool.default_arena
     cdef uint64_t[::1] slots = np.zeros(2 * live, np.uint64)
     cdef uint64_t mask = sizes.shape[0] - 1
     cdef uint64_t state = seed * 2 + 1
@@ -61,7 +64,7 @@ def random_toggles(Pool pool not None, const uint64_t[::1] sizes not None, Py_ss
         raise ValueError("the number of sizes must be a power of two")
     with nogil:
         for i in range(live):
-            areas_allocate(areas, 0, sizes[i & mask], &slots[2 * i])
+            areas_allocate(areas, arena, sizes[i & mask], &slots[2 * i])
         # Half as many operations again come first, unmeasured, to reach the steady state.
         for i in range(operations + operations // 2):
             if i == operations // 2:
@@ -70,12 +73,12 @@ def random_toggles(Pool pool not None, const uint64_t[::1] sizes not None, Py_ss
             state = state * <uint64_t> 6364136223846793005 + <uint64_t> 1442695040888963407
             slot = ((state >> 32) * <uint64_t> (2 * live)) >> 32
             if slots[slot]:
-                areas_deallocate(areas, 0, slots[slot])
+                areas_deallocate(areas, arena, slots[slot])
                 slots[slot] = 0
             else:
-                areas_allocate(areas, 0, sizes[(state >> 11) & mask], &slots[slot])
+                areas_allocate(areas, arena, sizes[(state >> 11) & mask], &slots[slot])
         started = now_ns() - started
         for i in range(2 * live):
             if slots[i]:
-                areas_deallocate(areas, 0, slots[i])
+                areas_deallocate(areas, arena, slots[i])
     return started

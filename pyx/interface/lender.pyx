@@ -8,11 +8,11 @@ from libc.stdint cimport uint64_t
 
 from vpool._base.bias cimport Seat, bias_leave, bias_try_enter
 from vpool._base.lock cimport atomic_read
-from vpool._base.types cimport GRANULE, BlockId, likely, round_up
+from vpool._base.types cimport GRANULE, BlockId, likely
 from vpool._interface.diagnosis cimport source_error, stray
 from vpool._management.arena cimport Arena
 from vpool._management.areas cimport is_common, request_init
-from vpool._management.hit cimport hit_take
+from vpool._management.hit cimport hit_any
 from vpool._management.state cimport STATE_CLOSED, STATE_STOPS, Request
 from vpool._storage.driver cimport STATUS_OK
 
@@ -47,7 +47,7 @@ cdef inline BlockId hit(Arena* arena, uint64_t requested, uint64_t* address) noe
     cdef Seat* seat
     if not bias_try_enter(&arena.lock, &seat):
         return 0
-    block_id = hit_take(arena, round_up(requested, arena.rounding), requested, 0)
+    block_id = hit_any(arena, requested)
     address[0] = arena.blocks[block_id].address
     bias_leave(&arena.lock, seat)
     return block_id
@@ -76,7 +76,7 @@ cdef class Lender:
         cdef Arena* first = arena[0]
         if likely(self.core.state.word & STATE_STOPS == 0 and alignment == GRANULE and requested != 0):
             if is_common(self.areas, requested):
-                first = self.areas.fixed_state.arenas[first.slot]
+                first = first.fixed
             block_id = hit(first, requested, address)
             if likely(block_id != 0):
                 arena[0] = first

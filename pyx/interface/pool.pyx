@@ -13,14 +13,14 @@ from vpool._interface.buffer cimport Buffer
 from vpool._interface.diagnosis cimport not_taken, source_error
 from vpool._interface.lender cimport Lender, register
 from vpool._interface.pressure cimport Pressure
-from vpool._interface.snapshot cimport copy_records, read_crossings, read_ladder, read_stats
+from vpool._interface.snapshot cimport copy_records, read_core_share, read_crossings, read_ladder, read_stats
 from vpool._interface.streams cimport StreamTable, defaults_in_use
 from vpool._management.arena cimport Arena
-from vpool._management.areas cimport Areas, state_at
-from vpool._management.hit cimport hit_put
-from vpool._management.index cimport index_remove
+from vpool._management.areas cimport Areas, in_fixed
+from vpool._management.hit cimport put_any
 from vpool._management.state cimport STATE_CLOSED
 from vpool._management.walk cimport Broken
+from vpool._storage.driver cimport STATUS_OK
 
 from vpool._management.areas import CoreNotTaken
 from vpool.errors import ForeignPointerError
@@ -37,15 +37,13 @@ cdef object DEFAULT_ALIGNMENT = 256
 
 cdef inline bint put(Arena* arena, uint64_t address) noexcept nogil:
     """Take a block back, if the arena's lock is free and the block is this arena's."""
-    cdef BlockId block_id
+    cdef bint found
     cdef Seat* seat
     if not bias_try_enter(&arena.lock, &seat):
         return False
-    block_id = index_remove(arena, address)
-    if block_id:
-        hit_put(arena, block_id)
+    found = put_any(arena, address)
     bias_leave(&arena.lock, seat)
-    return block_id != 0
+    return found
 
 
 @cython.no_gc_clear   # the collector must not drop `core` while `__dealloc__` of a buffer may need it
@@ -224,7 +222,7 @@ cdef class Pool(Lender):
             (<Buffer> ptr).close(stream)
             return
         address = address_of(ptr)
-        if address and not (stream is None and put(state_at(self.areas, address).arenas[0], address)):
+        if address and not (stream is None and put(self.default_arena.fixed if in_fixed(self.areas, address) else self.default_arena, address)):
             self.take_back(address, stream)
         if self.core.state.word:
             self.after_free()
@@ -335,6 +333,30 @@ cdef class Pool(Lender):
         Runtime complexity: O(blocks); about 10 ns a block of it under the pool's locks.
         """
         return Report(*copy_records(self.areas, self.name))
+
+    @property
+    def core_share(self):
+        """Share of all requests that the strategy's fixed core served; None without a core."""
+        return read_core_share(self.areas)
+
+    def maintain(self):
+        """Do ahead of need what requests would wait for.
+
+        Where more of a hybrid's core is live than its watermark, the dynamic area grows: by its first
+        segment, and later, while the pool has more live than ever, until it has room for the largest
+        request that it once had to grow for.  Call it between steps, or wherever a wait for the source
+        does no harm.
+
+        Raises
+        ------
+        SourceError
+            Where the source fails for another reason than want of memory.
+        """
+        cdef int status
+        with nogil:
+            status = self.areas.maintain()
+        if status != STATUS_OK:
+            raise source_error(self.core, status, "the source failed when the pool grew ahead of need")
 
     def coalesce(self):
         """Merge what can be merged without moving data or waiting.

@@ -5,6 +5,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from vpool._base.clock cimport now_ns
 from vpool._interface.pool cimport Pool
+from vpool._management.arena cimport Arena
 from vpool._management.areas cimport areas_allocate, areas_deallocate
 from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.simulated_streams cimport StreamedDriver
@@ -65,6 +66,8 @@ cdef class Replayer:
         Let work on a simulated stream be complete only at the trace's next mark, not at the free.
     patterns : bool
         Write a pattern into each block and verify it when it is freed.
+    maintain : bool
+        Maintain the pool before each event.
 
     Attributes
     ----------
@@ -84,6 +87,7 @@ cdef class Replayer:
     cdef const uint64_t[::1] nbytes
     cdef const uint16_t[::1] stream
     cdef int64_t[::1] marks               # events before which a step begins, then one that never comes
+    cdef Arena** arenas                   # of the pool, by slot
     cdef uint16_t[::1] slots              # of each of the trace's streams
     cdef int32_t[::1] simulated_streams
     cdef uint64_t[::1] address            # of each live allocation, 0 of the others
@@ -92,11 +96,13 @@ cdef class Replayer:
     cdef uint32_t[::1] staging
     cdef bint pessimistic
     cdef bint patterns
+    cdef bint maintain
     cdef readonly uint64_t nanoseconds
     cdef readonly uint64_t verified
     cdef readonly long long mismatch
 
-    def __init__(self, Pool pool not None, trace, streams, bint pessimistic=False, bint patterns=False):
+    def __init__(self, Pool pool not None, trace, streams, bint pessimistic=False, bint patterns=False,
+                 bint maintain=False):
         self.pool = pool
         self.source = pool.core.source
         self.op = trace.op
@@ -115,6 +121,7 @@ cdef class Replayer:
             slots[index] = pool.streams.slot_of(stream)
             simulated[index] = self.simulated.index_of(stream) if self.simulated is not None else 0
         self.slots = slots
+        self.arenas = pool.core.state.arenas
         self.simulated_streams = simulated
         # One entry more than there are, so that no view is ever empty.
         self.address = np.zeros(trace.allocations + 1, np.uint64)
@@ -122,6 +129,7 @@ cdef class Replayer:
         self.slot = np.zeros(trace.allocations + 1, np.uint16)
         self.staging = np.zeros(STAGING_WORDS if patterns else 1, np.uint32)
         self.patterns = patterns
+        self.maintain = maintain
         self.mismatch = -1
 
     @property
@@ -155,6 +163,8 @@ cdef class Replayer:
                     while i >= mark:
                         next_mark += 1
                         mark = self.marks[next_mark]
+                if self.maintain:
+                    self.pool.areas.maintain()
                 if not (self.lend(i) if self.op[i] == 0 else self.take_back(i)):
                     break
                 i += 1
@@ -167,7 +177,7 @@ cdef class Replayer:
         cdef uint16_t slot = self.slots[self.stream[event]]
         if self.nbytes[event] == 0:
             return True
-        if not areas_allocate(self.pool.areas, slot, self.nbytes[event], &self.address[number]):
+        if not areas_allocate(self.pool.areas, self.arenas[slot], self.nbytes[event], &self.address[number]):
             self.address[number] = 0
             return False
         self.slot[number] = slot
@@ -186,7 +196,7 @@ cdef class Replayer:
             return False
         if self.pessimistic:
             self.simulated.queue_at(self.simulated_streams[self.stream[event]])
-        if not areas_deallocate(self.pool.areas, self.slot[number], self.address[number]):
+        if not areas_deallocate(self.pool.areas, self.arenas[self.slot[number]], self.address[number]):
             self.mismatch = event                 # the pool does not know its own block
             return False
         self.address[number] = 0
@@ -199,7 +209,7 @@ cdef class Replayer:
             if self.address[number]:
                 if self.patterns and not self.verify_block(number):
                     return False
-                areas_deallocate(self.pool.areas, self.slot[number], self.address[number])
+                areas_deallocate(self.pool.areas, self.arenas[self.slot[number]], self.address[number])
                 self.address[number] = 0
         return True
 

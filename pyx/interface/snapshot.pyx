@@ -142,6 +142,18 @@ cdef read_stats(Areas areas):
     )
 
 
+cdef read_core_share(Areas areas):
+    cdef Totals totals
+    cdef Totals fixed
+    if areas.fixed is None:
+        return None
+    walk_totals(areas.core, &totals)
+    walk_totals(areas.fixed, &fixed)
+    served = totals.allocations + fixed.allocations
+    # What no block could hold and failed was a request too.
+    return fixed.allocations / served if served else 1.0
+
+
 cdef _both(Areas areas, first, second):
     """A figure of the pool from those of its areas."""
     return first if areas.fixed is None else first + second

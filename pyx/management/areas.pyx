@@ -5,7 +5,7 @@ from libc.string cimport memset
 from vpool._base.lock cimport atomic_add, atomic_read, atomic_write, spin_lock, spin_unlock
 from vpool._base.turn cimport turn_give, turn_take
 from vpool._base.types cimport GRANULE, MAX_ALIGNMENT, BlockId, round_up
-from vpool._management.arena cimport Arena
+from vpool._management.arena cimport Arena, arena_allocated
 from vpool._management.core cimport Core, core_deallocate, request_broken
 from vpool._management.cross cimport cross_free, cross_use
 from vpool._management.order cimport order_drain
@@ -69,7 +69,10 @@ cdef class Areas:
             self.fixed_alignment = min(self.fixed_alignment, _alignment_of(size))
             if not fixed.cut(size, count):
                 raise MemoryError("no record left for the blocks of the pool's core")
+        if len(numbers.blocks) == 1:
+            fixed.index_blocks(numbers.blocks[0][0], numbers.blocks[0][1])
         self.fixed = fixed
+        self.state.arenas[0].fixed = fixed.state.arenas[0]
         self.fixed_state = &fixed.state
         self.smallest = numbers.smallest
         self.band = numbers.largest - numbers.smallest
@@ -128,10 +131,10 @@ cdef class Areas:
             self.core.count_failure(request.status)
         return request.block_id
 
-    cdef BlockId slow(self, uint16_t slot, uint64_t requested, uint64_t* address) noexcept nogil:
+    cdef BlockId slow(self, Arena* arena, uint64_t requested, uint64_t* address) noexcept nogil:
         """Of `areas_allocate`: what no list had at hand."""
         cdef Request request
-        request_init(self, &request, self.state.arenas[slot], requested, GRANULE)
+        request_init(self, &request, arena, requested, GRANULE)
         self.take(&request)
         address[0] = request.address
         return request.block_id
@@ -147,6 +150,7 @@ cdef class Areas:
             if fixed_arena == NULL:
                 self.core.discard_slot(arena, waited)
                 return -1
+            arena.fixed = fixed_arena
             # Before the other, where callers look.
             self.fixed.enter_slot(fixed_arena, fixed_waited, stream, unique_id, thread)
         return self.core.enter_slot(arena, waited, stream, unique_id, thread) if arena != NULL else -1
@@ -305,7 +309,7 @@ cdef uint64_t live_bytes(CoreState* state) noexcept nogil:
     cdef uint64_t total = 0
     cdef uint32_t slot
     for slot in range(slot_count(state)):
-        total += atomic_read(state.arenas[slot].allocated_bytes)
+        total += arena_allocated(state.arenas[slot])
     return total
 
 

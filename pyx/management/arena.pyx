@@ -5,7 +5,7 @@ from vpool._base.bias cimport bias_drop, bias_init, bias_take
 from vpool._base.lock cimport atomic_read, atomic_write, spin_lock, spin_unlock
 from vpool._base.memory cimport lazy_release, lazy_reserve
 from vpool._base.types cimport BLOCK_EDGE, BLOCK_FREE, FLAG_SOLID, GRANULE, Block, BlockId, round_up
-from vpool._management.arena cimport CLASSES_PER_ROW, ROWS, Arena, Dependency, Peaks
+from vpool._management.arena cimport CLASSES_PER_ROW, ROWS, Arena, Dependency, Peaks, arena_allocated
 from vpool._management.freelist cimport class_of, freelist_find, freelist_insert, freelist_remove
 from vpool._management.hit cimport hit_cut, hit_take_from
 from vpool._management.index cimport index_bucket
@@ -27,6 +27,7 @@ cdef Arena* arena_new(uint16_t slot, uint64_t minimum_remainder, uint64_t roundi
         return NULL
     bias_init(&arena.lock)
     arena.slot = slot
+    arena.fixed = arena
     arena.minimum_remainder = minimum_remainder
     arena.rounding = rounding
     # Where address space is limited (ulimit -v, strict overcommit) fewer records have to do.
@@ -76,7 +77,7 @@ cdef void _share_out(Peaks* peaks) noexcept nogil:
     cdef uint64_t allocated = 0
     cdef uint64_t requested = 0
     while arena != NULL:
-        allocated += atomic_read(arena.allocated_bytes)
+        allocated += arena_allocated(arena)
         requested += atomic_read(arena.requested_bytes)
         arena = arena.next_arena
     if allocated > peaks.allocated_bytes:
@@ -87,7 +88,7 @@ cdef void _share_out(Peaks* peaks) noexcept nogil:
     requested = (peaks.requested_bytes - requested) // peaks.count
     arena = peaks.first
     while arena != NULL:
-        atomic_write(arena.allocated_ceiling, atomic_read(arena.allocated_bytes) + allocated)
+        atomic_write(arena.allocated_ceiling, arena_allocated(arena) + allocated)
         atomic_write(arena.requested_ceiling, atomic_read(arena.requested_bytes) + requested)
         arena = arena.next_arena
 
@@ -173,29 +174,63 @@ cdef BlockId arena_add_segment(Arena* arena, uint64_t address, uint64_t nbytes) 
 cdef bint arena_cut_solid(Arena* arena, BlockId edge_id, uint64_t nbytes, uint64_t count) noexcept nogil:
     """Cut `count` solid blocks off the front of what is left of a new segment; False where no record is left.
 
-    What is left is the segment's last block, the only one that is not solid.  The lists give the blocks
-    out by rising address.
+    What is left is the segment's last block, the only one that is not solid.  The numbers of the blocks
+    rise with their addresses, and the lists give them out in that order.
     """
-    cdef BlockId rest_id = arena.blocks[edge_id].next
-    cdef BlockId block_id
+    cdef BlockId block_id = arena.blocks[edge_id].prev    # the segment's last block, kept here between two calls
+    cdef BlockId next_id
+    cdef Block* block
+    cdef Block* next
+    cdef uint64_t rest
     cdef uint64_t i
-    while arena.blocks[rest_id].next:
-        rest_id = arena.blocks[rest_id].next
-    for i in range(count):
-        if arena.blocks[rest_id].nbytes == nbytes:
-            block_id = rest_id
-            freelist_remove(arena, &arena.blocks[rest_id])
-        else:
-            block_id = hit_cut(arena, rest_id, nbytes)
-        if block_id == 0:
+    if block_id == 0:
+        block_id = arena.blocks[edge_id].next
+    block = &arena.blocks[block_id]
+    freelist_remove(arena, block)
+    rest = block.nbytes - count * nbytes
+    block.nbytes = nbytes
+    for i in range(1, count + (rest != 0)):
+        next_id = record_new(arena)
+        if next_id == 0:
             return False
-        arena.blocks[block_id].state = BLOCK_FREE
-        arena.blocks[block_id].flags = FLAG_SOLID
+        next = &arena.blocks[next_id]
+        next.address = block.address + nbytes
+        next.nbytes = nbytes if i < count else rest
+        next.stamp = 0
+        next.slot = arena.slot
+        next.flags = 0
+        next.state = BLOCK_FREE
+        next.prev = block_id
+        next.next = 0
+        block.next = next_id
+        block = next
+        block_id = next_id
+    arena.blocks[edge_id].prev = block_id if rest else 0
+    if rest:
+        freelist_insert(arena, block_id, block)
+        block_id = block.prev
     # Listed from behind: a list gives out first what came last.
     for i in range(count):
+        arena.blocks[block_id].flags = FLAG_SOLID
         freelist_insert(arena, block_id, &arena.blocks[block_id])
         block_id = arena.blocks[block_id].prev
     return True
+
+
+cdef void arena_index_solid(Arena* arena, BlockId edge_id, uint64_t nbytes, uint64_t count) noexcept nogil:
+    """Find the solid blocks of a segment by their place from now on; there are none of another size."""
+    cdef BlockId first = arena.blocks[edge_id].next
+    cdef uint64_t granules = nbytes // GRANULE
+    # Exact while the segment's granules times this stay below 2**64 (Granlund and Montgomery, "Division by
+    # invariant integers using multiplication", 1994): for one of 1 TiB, blocks of up to 1 TiB.
+    if granules > 1 and count * granules < (<uint64_t> 1 << 32):
+        arena.solid_inverse = (<uint64_t> 0 - 1) // granules + 1
+        arena.solid_address = arena.blocks[first].address
+        arena.solid_bytes = count * nbytes
+        arena.solid_size = nbytes
+        arena.solid_first = first
+        arena.solid_count = <uint32_t> count
+        arena.solid_class = class_of(nbytes)
 
 
 cdef bint arena_remove_segment(Arena* arena, BlockId edge_id, uint64_t nbytes) noexcept nogil:
@@ -256,7 +291,10 @@ cdef BlockId arena_take_aligned(Arena* arena, uint64_t nbytes, uint64_t requeste
         front = &arena.blocks[front_id]
         front.state = BLOCK_FREE
         freelist_insert(arena, front_id, front)
-    return hit_take_from(arena, block_id, nbytes, requested, tag)
+    block_id = hit_take_from(arena, block_id, nbytes, requested, tag)
+    if arena.solid_size:
+        arena_raise_peaks(arena)                  # which the number of live blocks decides there
+    return block_id
 
 
 cdef bint arena_at_rest(Arena* arena, uint64_t done) noexcept nogil:

@@ -25,6 +25,7 @@ from vpool._management.arena cimport (
     arena_add_segment,
     arena_at_rest,
     arena_cut_solid,
+    arena_index_solid,
     arena_delete,
     arena_new,
     arena_remove_segment,
@@ -439,6 +440,10 @@ cdef class Core:
         done = arena_cut_solid(segment.arena, segment.edge, nbytes, count)
         bias_drop(&segment.arena.lock)
         return done
+
+    cdef void index_blocks(self, uint64_t nbytes, uint64_t count) noexcept nogil:
+        """Find the solid blocks that were cut by their place; there are none of another size."""
+        arena_index_solid(self.state.segments[0].arena, self.state.segments[0].edge, nbytes, count)
 
     cdef int ensure(self, uint64_t nbytes) noexcept nogil:
         """Grow by the growth rule unless a free block of `nbytes` is at hand; the source's status."""

@@ -7,7 +7,7 @@ from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, FLAG_SOLID, FLAG_USED, GR
 from vpool._management.arena cimport Arena, Dependency, arena_find_aligned, arena_take_aligned
 from vpool._management.freelist cimport freelist_find, freelist_insert, freelist_remove
 from vpool._management.hit cimport hit_put
-from vpool._management.index cimport index_find, index_remove
+from vpool._management.index cimport live_find, live_remove
 from vpool._management.lend cimport (
     Extent,
     lend_adopt,
@@ -375,7 +375,7 @@ cdef bint cross_free(CoreState* state, uint64_t address, uint16_t freer) noexcep
         arena = state.arenas[slot]
         moves = False
         bias_take(&arena.lock)
-        block_id = index_remove(arena, address)
+        block_id = live_remove(arena, address)
         if block_id and slot == freer:
             hit_put(arena, block_id)
         elif block_id:
@@ -398,7 +398,7 @@ cdef bint cross_free_record(CoreState* state, Arena* arena, BlockId block_id, ui
     bias_take(&arena.lock)
     mine = block.state == BLOCK_LIVE and block.generation == generation
     if mine:
-        index_remove(arena, block.address)
+        live_remove(arena, block.address)
         if arena.slot == freer:
             hit_put(arena, block_id)
         else:
@@ -418,7 +418,7 @@ cdef int cross_use(CoreState* state, uint64_t address, uint16_t user) noexcept n
     for slot in range(slot_count(state)):
         arena = state.arenas[slot]
         bias_take(&arena.lock)
-        block_id = index_find(arena, address)
+        block_id = live_find(arena, address)
         if block_id and slot != user:
             kept = pending_use(arena, block_id, state.arenas[user])
         bias_drop(&arena.lock)

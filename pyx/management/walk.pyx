@@ -16,10 +16,10 @@ from vpool._base.types cimport (
     Block,
     BlockId,
 )
-from vpool._management.arena cimport CLASS_BITS, CLASSES_PER_ROW, ROWS, Arena, arena_containing
+from vpool._management.arena cimport CLASS_BITS, CLASSES_PER_ROW, ROWS, Arena, arena_allocated, arena_containing
 from vpool._management.core cimport Core
 from vpool._management.freelist cimport class_of
-from vpool._management.index cimport index_find
+from vpool._management.index cimport live_find
 from vpool._management.lend cimport lend_edge
 from vpool._management.state cimport CoreState, Segment, lock_all, slot_count, unlock_all
 
@@ -35,7 +35,7 @@ cdef void walk_totals(Core core, Totals* totals) noexcept nogil:
     totals.peak_requested_bytes = atomic_read(core.state.peaks.requested_bytes)
     for slot in range(slot_count(&core.state)):
         arena = core.state.arenas[slot]
-        totals.allocated_bytes += atomic_read(arena.allocated_bytes)
+        totals.allocated_bytes += arena_allocated(arena)
         totals.requested_bytes += atomic_read(arena.requested_bytes)
         totals.allocations += atomic_read(arena.allocations)
         totals.live_blocks += atomic_read(arena.live_blocks)
@@ -144,6 +144,7 @@ cdef bint walk_find(Core core, uint64_t address, Block* found) noexcept nogil:
 cdef struct Tally:
     uint64_t edges
     uint64_t live
+    uint64_t indexed
     uint64_t free
     uint64_t pending
     uint64_t lent
@@ -166,11 +167,12 @@ cdef bint _expect(Broken* broken, bint holds, const char* what, uint64_t address
 cdef bint _check_live(Arena* arena, BlockId block_id, Tally* tally, Broken* broken) noexcept nogil:
     cdef Block* block = &arena.blocks[block_id]
     tally.live += 1
+    tally.indexed += block_id - arena.solid_first >= arena.solid_count
     tally.allocated += block.nbytes
     tally.requested += block.stamp
     return (
-        _expect(broken, index_find(arena, block.address) == block_id, b"the index finds a live block", block.address,
-                index_find(arena, block.address), block_id)
+        _expect(broken, live_find(arena, block.address) == block_id, b"the index finds a live block", block.address,
+                live_find(arena, block.address), block_id)
         and _expect(broken, block.stamp <= block.nbytes, b"requested bytes fit the block", block.address, block.stamp,
                     block.nbytes)
         and _expect(broken, block.slot == arena.slot, b"a live block's slot is its arena's", block.address, block.slot,
@@ -249,7 +251,7 @@ cdef bint _check_extents(Arena* arena, Tally* tally, uint64_t* adopted, Broken* 
     return True
 
 
-cdef bint _check_class(Arena* arena, uint32_t number, uint64_t* listed, Broken* broken) noexcept nogil:
+cdef bint _check_class(Arena* arena, uint32_t number, uint64_t free, uint64_t* listed, Broken* broken) noexcept nogil:
     """A class's list holds free blocks of its sizes, and its bit says whether it is empty."""
     cdef BlockId before = 0
     cdef BlockId block_id = arena.heads[number]
@@ -267,8 +269,7 @@ cdef bint _check_class(Arena* arena, uint32_t number, uint64_t* listed, Broken* 
                         class_of(block.nbytes), number)
             and _expect(broken, block.list_prev == before, b"lists link both ways", block.address, block.list_prev,
                         before)
-            and _expect(broken, listed[0] <= arena.free_blocks, b"lists have no cycle", block.address, listed[0],
-                        arena.free_blocks)
+            and _expect(broken, listed[0] <= free, b"lists have no cycle", block.address, listed[0], free)
         ):
             return False
         before = block_id
@@ -290,7 +291,7 @@ cdef bint _check_arena(Arena* arena, Tally* tally, Broken* broken) noexcept nogi
         pending += 1
         block_id = arena.blocks[block_id].list_next
     for number in range(<uint32_t> (ROWS * CLASSES_PER_ROW)):
-        if not _check_class(arena, number, &listed, broken):
+        if not _check_class(arena, number, tally.free, &listed, broken):
             return False
     for number in range(<uint32_t> ROWS):
         if not _expect(broken, (arena.rows >> number & 1) == (arena.columns[number] != 0),
@@ -310,17 +311,15 @@ cdef bint _check_arena(Arena* arena, Tally* tally, Broken* broken) noexcept nogi
         block_id = arena.blocks[block_id].next
     return (
         _expect(broken, listed == tally.free, b"every free block is listed once", 0, listed, tally.free)
-        and _expect(broken, arena.free_blocks == tally.free, b"free blocks are counted", 0, arena.free_blocks,
-                    tally.free)
-        and _expect(broken, indexed == tally.live, b"every live block is indexed once", 0, indexed, tally.live)
+        and _expect(broken, indexed == tally.indexed, b"every live block is indexed once", 0, indexed, tally.indexed)
         and _expect(broken, arena.live_blocks == tally.live, b"live blocks are counted", 0, arena.live_blocks,
                     tally.live)
-        and _expect(broken, arena.allocated_bytes == tally.allocated, b"allocated bytes add up", 0,
-                    arena.allocated_bytes, tally.allocated)
+        and _expect(broken, arena_allocated(arena) == tally.allocated, b"allocated bytes add up", 0,
+                    arena_allocated(arena), tally.allocated)
         and _expect(broken, arena.requested_bytes == tally.requested, b"requested bytes add up", 0,
                     arena.requested_bytes, tally.requested)
-        and _expect(broken, arena.allocated_ceiling >= arena.allocated_bytes, b"an arena is below its ceiling", 0,
-                    arena.allocated_ceiling, arena.allocated_bytes)
+        and _expect(broken, arena.allocated_ceiling >= arena_allocated(arena), b"an arena is below its ceiling", 0,
+                    arena.allocated_ceiling, arena_allocated(arena))
         and _expect(broken, arena.requested_ceiling >= arena.requested_bytes, b"an arena is below its ceiling", 0,
                     arena.requested_ceiling, arena.requested_bytes)
         and _expect(broken, records + spare == arena.fresh, b"no record is lost", 0, records + spare, arena.fresh)

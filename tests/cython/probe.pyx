@@ -275,8 +275,8 @@ def compiled_calls(Pool pool not None, uint64_t nbytes, Py_ssize_t repeats):
     cdef Py_ssize_t i
     with nogil:
         for i in range(repeats):
-            if areas_allocate(pool.areas, 0, nbytes, &address):
-                served += areas_deallocate(pool.areas, 0, address)
+            if areas_allocate(pool.areas, pool.default_arena, nbytes, &address):
+                served += areas_deallocate(pool.areas, pool.default_arena, address)
     return served
 
 

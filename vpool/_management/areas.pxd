@@ -7,11 +7,10 @@ from libc.stdint cimport uint16_t, uint64_t
 
 from vpool._base.bias cimport Seat, bias_enter, bias_leave
 from vpool._base.lock cimport lone_read
-from vpool._base.types cimport BlockId, likely, round_up, unlikely
+from vpool._base.types cimport BlockId, likely, unlikely
 from vpool._management.arena cimport Arena
 from vpool._management.core cimport Core
-from vpool._management.hit cimport hit_put, hit_take
-from vpool._management.index cimport index_remove
+from vpool._management.hit cimport hit_any, put_any
 from vpool._management.state cimport STATE_STOPS, CoreState, Request
 from vpool._management.walk cimport Broken
 
@@ -56,7 +55,7 @@ cdef class Areas:
     cdef void after_free(self) noexcept nogil
     cdef bint may_have_idle(self) noexcept nogil
     cdef bint holds(self, uint64_t address) noexcept nogil
-    cdef BlockId slow(self, uint16_t slot, uint64_t requested, uint64_t* address) noexcept nogil
+    cdef BlockId slow(self, Arena* arena, uint64_t requested, uint64_t* address) noexcept nogil
     cdef Core area_at(self, uint64_t address)
     cdef CoreState* state_of(self, Arena* arena) noexcept nogil
 
@@ -72,36 +71,44 @@ cdef inline bint is_common(Areas areas, uint64_t requested) noexcept nogil:
 
 cdef inline CoreState* state_at(Areas areas, uint64_t address) noexcept nogil:
     """Of the area that an address is in."""
-    return areas.fixed_state if unlikely(address - areas.fixed_address < areas.fixed_bytes) else areas.state
+    return areas.fixed_state if in_fixed(areas, address) else areas.state
 
 
-cdef inline BlockId areas_allocate(Areas areas, uint16_t slot, uint64_t requested, uint64_t* address) noexcept nogil:
+cdef inline bint in_fixed(Areas areas, uint64_t address) noexcept nogil:
+    """Whether an address lies in the fixed core."""
+    return address - areas.fixed_address < areas.fixed_bytes
+
+
+cdef inline BlockId areas_allocate(Areas areas, Arena* arena, uint64_t requested, uint64_t* address) noexcept nogil:
     """Lend a block of at least `requested` > 0 bytes; its number and address, or 0.
 
-    For callers without the GIL: waits for the lock.
+    The arena is the one of the stream's slot in the area that grows.  For callers without the GIL: waits
+    for the lock.
     """
+    # What is fixed for a caller comes in registers: the lock makes every load behind it wait.
+    cdef Arena* first = arena
     cdef BlockId block_id
-    cdef Arena* arena
     cdef Seat* seat
     if unlikely(lone_read(areas.state.word) & STATE_STOPS):
         return 0
-    arena = areas.fixed_state.arenas[slot] if is_common(areas, requested) else areas.state.arenas[slot]
-    seat = bias_enter(&arena.lock)
-    block_id = hit_take(arena, round_up(requested, arena.rounding), requested, 0)
-    address[0] = arena.blocks[block_id].address
-    bias_leave(&arena.lock, seat)
-    return block_id if likely(block_id != 0) else areas.slow(slot, requested, address)
+    if is_common(areas, requested):
+        first = arena.fixed
+    seat = bias_enter(&first.lock)
+    block_id = hit_any(first, requested)
+    address[0] = first.blocks[block_id].address
+    bias_leave(&first.lock, seat)
+    return block_id if likely(block_id != 0) else areas.slow(arena, requested, address)
 
 
-cdef inline bint areas_deallocate(Areas areas, uint16_t slot, uint64_t address) noexcept nogil:
+cdef inline bint areas_deallocate(Areas areas, Arena* arena, uint64_t address) noexcept nogil:
     """Take back a block of a slot; False where it is none.  Waits for the lock."""
-    cdef Arena* arena = state_at(areas, address).arenas[slot]
-    cdef BlockId block_id
-    cdef Seat* seat = bias_enter(&arena.lock)
-    block_id = index_remove(arena, address)
-    if likely(block_id != 0):
-        hit_put(arena, block_id)
+    cdef bint found
+    cdef Seat* seat
+    if in_fixed(areas, address):
+        arena = arena.fixed
+    seat = bias_enter(&arena.lock)
+    found = put_any(arena, address)
     bias_leave(&arena.lock, seat)
     if unlikely(lone_read(areas.state.word) != 0):
         areas.after_free()
-    return block_id != 0
+    return found

@@ -6,7 +6,7 @@ inline and O(1): a bitmap look-up and at most one cut; an index look-up and at m
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
 from vpool._base.bias cimport BiasedLock
-from vpool._base.lock cimport SpinLock
+from vpool._base.lock cimport SpinLock, atomic_read
 from vpool._base.types cimport Block, BlockId
 
 cdef enum:
@@ -40,6 +40,7 @@ cdef struct Arena:
     # Biased towards the thread that uses the stream most.
     BiasedLock lock
     uint16_t slot
+    Arena* fixed                  # of the same slot in the pool's fixed core; itself where there is none
     # Records: a slab that never moves, mapped as it is touched.
     BlockId fresh                 # the first record that was never used
     BlockId capacity
@@ -51,11 +52,19 @@ cdef struct Arena:
     uint32_t bucket_mask          # the smallest 2**k - 1 that is not below bucket_count - 1
     uint32_t bucket_capacity
     uint32_t live_blocks
-    uint32_t free_blocks
+    # Solid blocks of one size stand in the slab in the order of their addresses, so that an address is an
+    # index: they are not in the hash table.  All 0 in an arena that has none.
+    uint64_t solid_address
+    uint64_t solid_bytes          # of all of them together
+    uint64_t solid_size           # of one
+    uint64_t solid_inverse        # 2**64 / granules of one, rounded up
+    BlockId solid_first
+    uint32_t solid_count
+    uint32_t solid_class
     uint64_t minimum_remainder    # bytes; a smaller rest stays with the block and counts as internal waste
     uint64_t rounding             # bytes, a power of two; sizes of requests are rounded up to it
     # Counters.  Written under the lock, read by `stats` without it.
-    uint64_t allocated_bytes
+    uint64_t allocated_bytes      # read it by `arena_allocated`
     uint64_t requested_bytes
     uint64_t allocated_ceiling    # see Peaks
     uint64_t requested_ceiling
@@ -91,6 +100,13 @@ cdef struct Arena:
     BlockId heads[<int> ROWS * <int> CLASSES_PER_ROW]
 
 
+cdef inline uint64_t arena_allocated(Arena* arena) noexcept nogil:
+    """Bytes of the arena's live blocks.  Where all blocks are equal their number says it, and nobody counts bytes."""
+    if arena.solid_size:
+        return atomic_read(arena.live_blocks) * arena.solid_size
+    return atomic_read(arena.allocated_bytes)
+
+
 # In the module, for what is rare.
 cdef Arena* arena_new(uint16_t slot, uint64_t minimum_remainder, uint64_t rounding) noexcept nogil
 cdef void arena_delete(Arena* arena) noexcept nogil
@@ -98,6 +114,7 @@ cdef void arena_grow_index(Arena* arena) noexcept nogil
 cdef void arena_raise_peaks(Arena* arena) noexcept nogil
 cdef void peaks_reset(Peaks* peaks) noexcept nogil
 cdef BlockId arena_add_segment(Arena* arena, uint64_t address, uint64_t nbytes) noexcept nogil
+cdef void arena_index_solid(Arena* arena, BlockId edge_id, uint64_t nbytes, uint64_t count) noexcept nogil
 cdef bint arena_cut_solid(Arena* arena, BlockId edge_id, uint64_t nbytes, uint64_t count) noexcept nogil
 cdef bint arena_remove_segment(Arena* arena, BlockId edge_id, uint64_t nbytes) noexcept nogil
 cdef BlockId arena_find_aligned(Arena* arena, uint64_t nbytes, uint64_t alignment) noexcept nogil

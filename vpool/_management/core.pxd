@@ -5,7 +5,7 @@ from vpool._base.bias cimport Seat, bias_enter, bias_leave
 from vpool._base.types cimport BlockId
 from vpool._management.arena cimport Arena
 from vpool._management.hit cimport hit_put
-from vpool._management.index cimport index_remove
+from vpool._management.index cimport live_remove
 from vpool._management.state cimport CoreState, Request, Segment
 from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.source cimport Source
@@ -25,6 +25,7 @@ cdef class Core:
                         uint64_t thread) noexcept nogil
     cdef int take_all(self, uint64_t nbytes) noexcept nogil
     cdef bint cut(self, uint64_t nbytes, uint64_t count) noexcept nogil
+    cdef void index_blocks(self, uint64_t nbytes, uint64_t count) noexcept nogil
     cdef int ensure(self, uint64_t nbytes) noexcept nogil
     cdef void discard_slot(self, Arena* arena, uint64_t* waited) noexcept nogil
     cdef void make_restful(self, bint may_drain) noexcept nogil
@@ -58,7 +59,7 @@ cdef inline bint core_deallocate(Arena* arena, uint64_t address) noexcept nogil:
     """Take back a block of this arena; False where it is none.  Waits for the lock."""
     cdef BlockId block_id
     cdef Seat* seat = bias_enter(&arena.lock)
-    block_id = index_remove(arena, address)
+    block_id = live_remove(arena, address)
     if block_id:
         hit_put(arena, block_id)
     bias_leave(&arena.lock, seat)

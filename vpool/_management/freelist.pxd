@@ -37,7 +37,6 @@ cdef inline void freelist_insert(Arena* arena, BlockId block_id, Block* block) n
     arena.heads[number] = block_id
     arena.columns[number >> CLASS_BITS] |= <uint32_t> 1 << (number & (CLASSES_PER_ROW - 1))
     arena.rows |= <uint64_t> 1 << (number >> CLASS_BITS)
-    arena.free_blocks += 1
 
 
 cdef inline void freelist_remove(Arena* arena, Block* block) noexcept nogil:
@@ -45,7 +44,6 @@ cdef inline void freelist_remove(Arena* arena, Block* block) noexcept nogil:
     cdef BlockId next = block.list_next
     cdef uint32_t number, row
     arena.blocks[next].list_prev = prev
-    arena.free_blocks -= 1
     if prev:
         arena.blocks[prev].list_next = next
         return

@@ -6,10 +6,10 @@ that a free block whose class does not change stays where it is in its list.
 from libc.stdint cimport int64_t, uint16_t, uint64_t
 
 from vpool._base.lock cimport lone_count, lone_read
-from vpool._base.types cimport BLOCK_LIVE, FLAG_USED, Block, BlockId, likely, unlikely
+from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, FLAG_SOLID, FLAG_USED, Block, BlockId, likely, round_up, unlikely
 from vpool._management.arena cimport Arena, arena_raise_peaks
 from vpool._management.freelist cimport freelist_find, freelist_remove, freelist_resize
-from vpool._management.index cimport index_insert, index_remove
+from vpool._management.index cimport index_remove, is_solid, live_insert, live_remove, solid_find
 from vpool._management.merge cimport free_alone, merge_free
 from vpool._management.pending cimport pending_put
 from vpool._management.record cimport record_new
@@ -52,7 +52,7 @@ cdef inline BlockId hit_take_from(Arena* arena, BlockId block_id, uint64_t nbyte
     block.stamp = requested
     block.tag = tag
     block.slot = arena.slot
-    index_insert(arena, block_id, block)
+    live_insert(arena, block_id, block)
     lone_count(arena.allocations, 1)
     lone_count(arena.served_bytes, requested)
     lone_count(arena.allocated_bytes, block.nbytes)
@@ -87,6 +87,72 @@ cdef inline bint hit_put_record(Arena* arena, BlockId block_id, uint16_t generat
     cdef Block* block = &arena.blocks[block_id]
     if block.state != BLOCK_LIVE or block.generation != generation or block.address != address:
         return False
-    index_remove(arena, block.address)
+    live_remove(arena, block.address)
     hit_put(arena, block_id)
     return True
+
+
+# The same of solid blocks that are found by their place: a pop and a push.
+
+cdef inline BlockId solid_take(Arena* arena, uint64_t requested) noexcept nogil:
+    """Lend a solid block; its number, or 0 where all are lent."""
+    cdef BlockId block_id = arena.heads[arena.solid_class]
+    cdef Block* block = &arena.blocks[block_id]
+    if unlikely(block_id == 0):
+        return 0
+    if likely(block.list_next != 0):
+        arena.blocks[block.list_next].list_prev = 0
+        arena.heads[arena.solid_class] = block.list_next
+    else:
+        freelist_remove(arena, block)
+    block.state = BLOCK_LIVE
+    block.stamp = requested
+    lone_count(arena.live_blocks, 1)
+    lone_count(arena.allocations, 1)
+    lone_count(arena.served_bytes, requested)
+    lone_count(arena.requested_bytes, requested)
+    if unlikely(arena.live_blocks * arena.solid_size > lone_read(arena.allocated_ceiling)
+                or arena.requested_bytes > lone_read(arena.requested_ceiling)):
+        arena_raise_peaks(arena)
+    return block_id
+
+
+cdef inline bint solid_put(Arena* arena, uint64_t address) noexcept nogil:
+    """Take back the live solid block at `address`, which lies among them; False where there is none."""
+    cdef BlockId block_id = solid_find(arena, address)
+    cdef Block* block = &arena.blocks[block_id]
+    cdef BlockId head
+    if unlikely(block_id == 0):
+        return False
+    lone_count(arena.live_blocks, -1)
+    head = arena.heads[arena.solid_class]
+    if unlikely(block.flags != FLAG_SOLID or head == 0):
+        hit_put(arena, block_id)
+        return True
+    lone_count(arena.requested_bytes, -<int64_t> block.stamp)
+    block.generation += 1
+    block.state = BLOCK_FREE
+    block.stamp = lone_read(arena.sequence)
+    block.list_prev = 0
+    block.list_next = head
+    arena.blocks[head].list_prev = block_id
+    arena.heads[arena.solid_class] = block_id
+    return True
+
+
+cdef inline BlockId hit_any(Arena* arena, uint64_t requested) noexcept nogil:
+    """Lend a block of the kind that the arena has; its number, or 0 where none fits."""
+    if arena.solid_size:
+        return solid_take(arena, requested) if likely(requested <= arena.solid_size) else 0
+    return hit_take(arena, round_up(requested, arena.rounding), requested, 0)
+
+
+cdef inline bint put_any(Arena* arena, uint64_t address) noexcept nogil:
+    """Take back the live block at `address`; False where the arena has none there."""
+    cdef BlockId block_id
+    if is_solid(arena, address) and likely(solid_put(arena, address)):
+        return True
+    block_id = index_remove(arena, address)
+    if likely(block_id != 0):
+        hit_put(arena, block_id)
+    return block_id != 0
