@@ -8,18 +8,23 @@ from pathlib import Path
 from vpool.peers import PEERS, simulate
 from vpool.replay import policy_of, replay
 from vpool.sizes import format_bytes, parse_size
-from vpool.strategies import Dynamic
+from vpool.strategies import GRANULE, Dynamic, Hybrid
 from vpool.tables import table
 from vpool.trace import Trace
 
 __all__ = ["STRATEGIES", "TOGETHER", "CompareResult", "CompareRow", "compare", "smallest_capacity"]
 
-# What each strategy's name means for `replay`, given the trace.
+# What each strategy's name means for `replay`, given the trace.  Of equals the first is chosen: what grows
+# also serves a program that is not quite the one recorded.
 STRATEGIES = {
     "dynamic": lambda trace: Dynamic(),
+    "hybrid": lambda trace: Hybrid.from_trace(trace) if trace.peak_live_bytes else Hybrid(GRANULE),
+    "fixed": lambda trace: "fixed",
 }
-# Those whose sizes are taken from the trace itself.
-_FROM_TRACE = ("fixed", "hybrid")
+_CAUTION = {
+    "fixed": "its slab never grows, so leave room for what was not recorded",
+    "hybrid": "its core is cut for this, and it grows for what was not recorded",
+}
 TOGETHER = "all together"
 PRECISION = 0.005
 # Ratios that differ by less are equal where one strategy is chosen.
@@ -50,10 +55,12 @@ class CompareRow:
     ns_per_event : float or None
         Nanoseconds of the last pass without driver time; None for a model.
     smallest_capacity : int or None
-        Bytes of the smallest device, to 0.5 %, on which one pass of the trace completes; None where that
-        was not looked for or not found.
+        Bytes of the smallest device, to 0.5 %, on which all passes complete; None where that was not looked
+        for or not found.
     oom : dict or None
         ``event``, ``requested`` and ``live_bytes`` of the request that failed.
+    refused : str or None
+        Why the strategy cannot begin with the capacity; its figures are 0.
     """
 
     trace: str
@@ -69,6 +76,12 @@ class CompareRow:
     ns_per_event: float | None
     smallest_capacity: int | None
     oom: dict | None
+    refused: str | None = None
+
+    @property
+    def completes(self):
+        """Whether every request was served."""
+        return self.oom is None and self.refused is None
 
     @property
     def title(self):
@@ -111,12 +124,7 @@ class CompareResult:
         rows = [row for row in self.rows if row.trace == name]
         lines = [f"{name}: {about['events']:,} events, {format_bytes(about['peak_live_bytes'])} live at most", ""]
         lines.append(table(_HEADER, [_cells(row) for row in rows]))
-        lines += [
-            f"{row.title}: out of memory at event {row.oom['event']:,}, {format_bytes(row.oom['requested'])} more were "
-            f"asked for with {format_bytes(row.oom['live_bytes'])} live"
-            for row in rows
-            if row.oom
-        ]
+        lines += [f"{row.title}: {_failure(row)}" for row in rows if not row.completes]
         return "\n".join(lines)
 
     def __repr__(self):
@@ -127,6 +135,15 @@ _HEADER = (
     "", "reserved", "/ live", "utilization", "external", "internal", "source calls", "waited", "ns an event",
     "completes in",
 )  # fmt: skip
+
+
+def _failure(row):
+    if row.refused:
+        return row.refused
+    return (
+        f"out of memory at event {row.oom['event']:,}, {format_bytes(row.oom['requested'])} more were asked for with "
+        f"{format_bytes(row.oom['live_bytes'])} live"
+    )
 
 
 def _cells(row):
@@ -178,6 +195,10 @@ def compare(traces, strategies=None, capacity=None, passes=2, peers=True, progre
     traces = _named(traces)
     if capacity is not None:
         capacity = parse_size(capacity, "capacity")
+        if capacity == 0:
+            raise ValueError("capacity must not be 0 bytes")
+    if passes < 1:
+        raise ValueError(f"passes must be at least 1, got {passes}")
     contenders: list[_Strategy | _Model] = [_Strategy(name, made) for name, made in _strategies(strategies).items()]
     contenders += [_Model(name) for name in PEERS if peers]
     rows = []
@@ -236,13 +257,33 @@ class _Strategy:
 
     def row(self, name, trace, capacity, passes):
         strategy = self.made(trace)
-        result = replay(trace, strategy, "simulated", capacity, passes)
 
         def completes(nbytes):
-            return replay(trace, strategy, "simulated", nbytes).oom is None
+            tried, _ = self._replayed(trace, strategy, nbytes, passes)
+            return tried is not None and tried.oom is None
 
-        least = smallest_capacity(completes, trace.peak_live_bytes, result.peak_reserved_bytes)
-        return _row(name, self.name, result, result.warm_ns_per_event[-1], least)
+        least = None
+        if strategy == "fixed" and capacity is None:
+            # One that is enough for every pass: `replay` would make it enough for the first.
+            least = capacity = smallest_capacity(completes, trace.peak_live_bytes, trace.peak_live_bytes)
+        result, refused = self._replayed(trace, strategy, capacity, passes)
+        if least is None:
+            enough = result.peak_reserved_bytes if result else capacity
+            least = smallest_capacity(completes, trace.peak_live_bytes, enough)
+        if refused:
+            return CompareRow(name, self.name, False, 0, 0.0, 0.0, 0.0, 0.0, 0, 0, None, least, None, refused)
+        return _row(name, self.name, False, result, result.warm_ns_per_event[-1], least)
+
+    @staticmethod
+    def _replayed(trace, strategy, capacity, passes):
+        """The result, or None and why the strategy cannot begin."""
+        try:
+            return replay(trace, strategy, "simulated", capacity, passes), None
+        except ValueError as error:
+            if capacity is None:
+                raise
+            # What it takes at first is more than there is.
+            return None, str(error)
 
 
 class _Model:
@@ -255,19 +296,19 @@ class _Model:
         result = simulate(trace, self.name, capacity, passes)
 
         def completes(nbytes):
-            return simulate(trace, self.name, nbytes).oom is None
+            return simulate(trace, self.name, nbytes, passes).oom is None
 
         least = None
         if len(trace) <= _MOST_EVENTS:
             least = smallest_capacity(completes, trace.peak_live_bytes, result.peak_reserved_bytes)
-        return _row(name, self.name, result, None, least)
+        return _row(name, self.name, True, result, None, least)
 
 
-def _row(trace, name, result, ns, least):
+def _row(trace, name, modelled, result, ns, least):
     return CompareRow(
         trace=trace,
         name=name,
-        modelled=ns is None,
+        modelled=modelled,
         peak_reserved_bytes=result.peak_reserved_bytes,
         reserved_over_live=result.reserved_over_live,
         utilization=result.utilization,
@@ -328,28 +369,28 @@ def _choice(traces, rows):
         by_name.setdefault((row.modelled, row.name), []).append(row)
     ratios = {}
     for key, own in by_name.items():
-        if not any(row.oom for row in own):
-            ratios[key] = math.exp(sum(math.log(row.reserved_over_live or 1.0) for row in own) / len(own))
+        if all(row.completes for row in own):
+            ratios[key] = math.exp(_mean(math.log(row.reserved_over_live or 1.0) for row in own))
     ours = {name: ratio for (modelled, name), ratio in ratios.items() if not modelled}
     if not ours:
         return None, _nothing_suits(by_name)
     near = [name for name, ratio in ours.items() if ratio <= min(ours.values()) * (1 + _SAME)]
-    best = min(near, key=lambda name: (sum(row.waited for row in by_name[False, name]), _speed(by_name[False, name])))
-    own = by_name[False, best]
-    waits = sum(row.waited for row in own)
+    waits = {name: sum(row.waited for row in by_name[False, name]) for name in near}
+    best = min(near, key=waits.__getitem__)
     where = " in the mean of the tables" if len(traces) > 1 else ""
     sentence = (
         f"{best} suits: it reserves {ours[best]:.3f} times what is live{where}"
-        f"{_others(best, ratios)}; {waits:,} of its requests waited for the source, and an event takes "
-        f"{_speed(own):.0f} ns"
+        f"{_others(best, ratios)}; {waits[best]:,} of its requests waited for the source, and "
+        f"an event takes {_mean(row.ns_per_event for row in by_name[False, best]):.0f} ns"
     )
-    if best in _FROM_TRACE:
-        sentence += "; its sizes are from the trace itself, so leave room for what is not in it"
+    if best in _CAUTION:
+        sentence += f"; {_CAUTION[best]}"
     return best, sentence + "."
 
 
-def _speed(rows):
-    return sum(row.ns_per_event for row in rows) / len(rows)
+def _mean(values):
+    values = list(values)
+    return sum(values) / len(values)
 
 
 def _others(best, ratios):
@@ -371,9 +412,6 @@ def _nothing_suits(by_name):
         if not modelled and all(row.smallest_capacity for row in rows)
     }
     if not needed:
-        return "No strategy suits: each ran out of memory."
+        return "No strategy suits: none completes."
     least = min(needed, key=needed.__getitem__)
-    return (
-        f"No strategy suits: each ran out of memory; {least} would complete in {format_bytes(needed[least])}, "
-        f"the least of them."
-    )
+    return f"No strategy suits: none completes; {least} would in {format_bytes(needed[least])}, the least of them."
