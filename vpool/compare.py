@@ -241,11 +241,14 @@ def _strategies(given):
             made[name] = STRATEGIES[name]
         else:
             # Now, so that what is wrong with the last one is told before the first one takes time.
-            policy = policy_of(one)
-            made[name] = lambda trace, policy=policy: policy
+            made[name] = _always(policy_of(one))
     if not made:
         raise ValueError("there is no strategy to compare")
     return made
+
+
+def _always(policy):
+    return lambda trace: policy
 
 
 class _Strategy:
