@@ -2,6 +2,7 @@
 
 import gc
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -31,6 +32,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.gone = []
         self.buffers = []
         self.closed = False
+        self.picky = False  # the core does not serve every size
 
     @initialize(
         capacity=st.sampled_from(CAPACITIES),
@@ -59,11 +61,16 @@ class PoolMachine(RuleBasedStateMachine):
         except vpool.OutOfMemoryError:
             mine = report.blocks[(report.blocks["state"] == "free") & (report.blocks["stream"] == stream)]
             padding = max(alignment, GRANULE) - GRANULE
-            assert not (mine["nbytes"] >= nbytes + padding + GRANULE - 1).any(), "a block that fits was passed over"
+            fits = mine["nbytes"] >= nbytes + padding + GRANULE - 1
+            assert not (fits & self.may_serve(report, mine, nbytes, alignment)).any(), "a block that fits was passed over"
         else:
             assert ptr % alignment == 0
             self.model.allocated(ptr, nbytes, stream)
             self.gone = [old for old in self.gone if not ptr <= old < ptr + nbytes]
+
+    def may_serve(self, report, blocks, nbytes, alignment):
+        """Which of the free blocks a request may have."""
+        return np.ones(len(blocks), bool)
 
     @rule(nbytes=SIZES, stream=st.sampled_from(STREAMS))
     @precondition(lambda self: not self.closed and len(self.buffers) < 8)
@@ -120,7 +127,7 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: not self.closed)
     def largest_allocatable_is_true(self):
         """The report's promise holds, and is the largest that does."""
-        if self.base_slack:
+        if self.base_slack or self.picky:
             return
         most = self.pool.inspect().largest_allocatable()
         with pytest.raises(vpool.OutOfMemoryError):
@@ -156,11 +163,73 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.pool.source.driver.used == self.pool.stats.reserved_bytes == 0
 
 
+class CoreMachine(PoolMachine):
+    """A pool with a fixed core: equal blocks of one or several sizes, or a slab, and perhaps an area that grows."""
+
+    open = None
+
+    @initialize(
+        core=st.sampled_from([KIB * 64, MIB, 3 * MIB]),
+        block=st.sampled_from([None, 256, 4 * KIB, 10_000, [512, 16 * KIB], [(256, 8), (20 * KIB, 2)], [700, 1400]]),
+        kind=st.sampled_from(["error", "direct", "hybrid", "banded"]),
+        base_offset=st.sampled_from([0, 0, GRANULE]),
+    )
+    def open_with_core(self, core, block, kind, base_offset):
+        gc.freeze()
+        source = vpool.sources.Simulated(8 * MIB, base_offset=base_offset)
+        self.base_slack = 0
+        if kind == "hybrid":
+            strategy = vpool.Hybrid(core, block, dynamic=vpool.Dynamic(initial="1MiB", limit=1.0))
+        elif kind == "banded":
+            strategy = vpool.Hybrid(
+                core, block, smallest=200, largest=6000, dynamic=vpool.Dynamic(initial=0, growth="64KiB", limit=0.9)
+            )
+        else:
+            strategy = vpool.Fixed(core, block, oversize=kind, limit=1.0)
+        self.picky = kind == "banded"
+        self.pool = vpool.Pool(strategy, source=source)
+
+    def may_serve(self, report, blocks, nbytes, alignment):
+        # Equal blocks lie where they lie.
+        common = alignment <= GRANULE or not report.core["block_sizes"]
+        common &= report.core["smallest"] <= nbytes <= report.core["largest"]
+        return (blocks["segment"] > 0) | common
+
+    @rule()
+    @precondition(lambda self: not self.closed)
+    def maintain(self):
+        self.pool.maintain()
+
+    @rule()
+    @precondition(lambda self: not self.closed)
+    def trim(self):
+        self.pool.trim()
+        assert self.pool.stats.reserved_bytes >= self.pool.inspect().core["reserved_bytes"]
+
+    @invariant()
+    def core_stays(self):
+        if hasattr(self, "pool") and not self.closed:
+            report = self.pool.inspect()
+            assert report.core["allocated_bytes"] <= report.core["reserved_bytes"] <= report.reserved_bytes
+            sizes = {size for size, _ in report.core["block_sizes"]}
+            in_core = report.blocks[report.blocks["segment"] == 0]
+            assert not sizes or set(in_core["nbytes"].tolist()) <= sizes
+
+
 COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.filter_too_much]}
 
 
 class TestRandomPrograms(PoolMachine.TestCase):
     settings = settings(max_examples=300, stateful_step_count=40, **COMMON)
+
+
+class TestRandomProgramsWithCore(CoreMachine.TestCase):
+    settings = settings(max_examples=300, stateful_step_count=40, **COMMON)
+
+
+@pytest.mark.long
+class TestManyRandomProgramsWithCore(CoreMachine.TestCase):
+    settings = settings(max_examples=3000, stateful_step_count=100, **COMMON)
 
 
 @pytest.mark.long

@@ -78,6 +78,12 @@ class Report:
         `BLOCK_DTYPE`.
     size_classes : list of SizeClass
         A row for each of up to 64 KiB, 256 KiB, 1 MiB, 4 MiB, 16 MiB, and above.
+    core : dict or None
+        Of the strategy's fixed core, if it has one: ``reserved_bytes``, ``allocated_bytes``, ``allocations``
+        (how many it served) and ``share`` (of all), ``smallest`` and ``largest`` (bytes of the requests that
+        it serves), ``block_sizes`` (pairs of size and count; none for a slab), and ``oversize`` and
+        ``largest_oversize``, number and bytes of the requests that no block could hold.  Everything else
+        in a report counts the core in.
     streams, tags : list of dict
         Live, free and pending bytes of each stream; live bytes of each tag.
     advice : list of str
@@ -110,6 +116,7 @@ class Report:
         self.live_blocks = len(self._live)
         self.free_blocks = len(self._free)
         self.segments = len(segments)
+        self.core = figures["core"]
         self.utilization = _ratio(self.allocated_bytes, self.reserved_bytes, 0.0)
         self.external_fragmentation = 1 - _ratio(self.largest_free_bytes, self.free_bytes, 1.0)
         self.internal_fragmentation = 1 - _ratio(self.requested_bytes, self.allocated_bytes, 1.0)
@@ -153,29 +160,48 @@ class Report:
     def advice(self):
         sentences = []
         idle = self.reserved_bytes - self.peak_allocated_bytes
-        if self.reserved_bytes and idle > self.reserved_bytes // 2:
+        sentences += self._core_advice()
+        if self.core is None and self.reserved_bytes and idle > self.reserved_bytes // 2:
             sentences.append(
                 f"{format_bytes(idle)} of {format_bytes(self.reserved_bytes)} reserved were never in use at once: "
                 f"a smaller first segment or growth would do "
                 f"(peak allocated {format_bytes(self.peak_allocated_bytes)})."
             )
-        if self.internal_fragmentation > 0.25:
+        equal_blocks = self.core is not None and len(self.core["block_sizes"]) > 0
+        if not equal_blocks and self.internal_fragmentation > 0.25:
             sentences.append(
                 f"Rounding to 256 bytes wastes {self.internal_fragmentation:.0%} of what is allocated: "
                 f"{self.live_blocks} blocks of {format_bytes(self.allocated_bytes // self.live_blocks)} on average; "
                 f"larger allocations that you cut yourself would waste less."
             )
-        if self.external_fragmentation > 0.5:
+        if not equal_blocks and self.external_fragmentation > 0.5:
             sentences.append(
                 f"Free memory is in {self.free_blocks} pieces: {format_bytes(self.free_bytes)} are free, but the "
                 f"largest request they can serve is {format_bytes(self.largest_free_bytes)}."
             )
-        if self.limit_bytes - self.reserved_bytes < self.limit_bytes // 20:
+        takes_all = self.core is not None and self.core["reserved_bytes"] == self.limit_bytes
+        if not takes_all and self.limit_bytes - self.reserved_bytes < self.limit_bytes // 20:
             sentences.append(
                 f"The pool has reserved {format_bytes(self.reserved_bytes)} of the {format_bytes(self.limit_bytes)} "
                 f"that it may take: raise the strategy's limit if the device has more to give."
             )
         return sentences
+
+    def _core_advice(self):
+        core = self.core
+        if core is None:
+            return
+        if core["oversize"]:
+            yield (
+                f"{core['oversize']:,} requests were larger than every block of the core: blocks of "
+                f"{format_bytes(core['largest_oversize'])} ({core['largest_oversize']:,} bytes) would have held them."
+            )
+        unused = core["reserved_bytes"] - self.peak_allocated_bytes
+        if unused > core["reserved_bytes"] // 2:
+            yield (
+                f"{format_bytes(unused)} of the fixed core's {format_bytes(core['reserved_bytes'])} were never in use: "
+                f"{format_bytes(self.peak_allocated_bytes)} would have been enough."
+            )
 
     def largest_allocatable(self, stream=None):
         """The largest request that would succeed now, in bytes: with waits, moves between streams and growth.
@@ -192,7 +218,10 @@ class Report:
         """
         stream_handle(stream)
         longest = idle = 0
-        for number, segment in enumerate(self.segment_table):
+        first = 0
+        if self.core is not None:
+            first, longest = 1, self._largest_in_core()
+        for number, segment in enumerate(self.segment_table[first:], first):
             mine = self.blocks[self.blocks["segment"] == number]
             runs = _runs_without(mine["state"] == "live", mine["nbytes"])
             longest = max(longest, *runs, 0)
@@ -202,6 +231,17 @@ class Report:
         if self._figures["device_free_bytes"] is not None:
             room = min(room, self._figures["device_free_bytes"] + idle)
         return max(longest, room // 256 * 256 - self._figures["base_slack_bytes"], 0)
+
+    def _largest_in_core(self):
+        """The largest request that the fixed core, the first segment, could serve."""
+        mine = self.blocks[self.blocks["segment"] == 0]
+        live = mine["state"] == "live"
+        if self.core["block_sizes"]:
+            longest = int(mine["nbytes"][~live].max(initial=0))
+        else:
+            longest = max(_runs_without(live, mine["nbytes"]))
+        longest = min(longest, self.core["largest"])
+        return longest if longest >= self.core["smallest"] else 0
 
     def unusable_bytes(self, nbytes):
         """Free bytes in pieces too small for a request of `nbytes`."""
@@ -236,6 +276,7 @@ class Report:
                 "internal_fragmentation",
                 "reuse_ratio",
                 "sharing",
+                "core",
                 "streams",
                 "tags",
                 "advice",
@@ -271,6 +312,7 @@ class Report:
             f"utilization {self.utilization:.1%}   external fragmentation {self.external_fragmentation:.1%}   "
             f"internal {self.internal_fragmentation:.1%}",
             f"reuse {self.reuse_ratio:.1%} of bytes   {self.source_calls} source calls",
+            *self._core_lines(),
             "",
             f"{'blocks up to':>14} {'live':>9} {'bytes':>11} {'free':>9} {'bytes':>11}",
         ]
@@ -285,6 +327,17 @@ class Report:
         for sentence in self.advice:
             lines += _wrapped(sentence)
         return "\n".join(lines)
+
+    def _core_lines(self):
+        core = self.core
+        if core is None:
+            return
+        blocks = ", ".join(f"{count:,} of {format_bytes(size)}" for size, count in core["block_sizes"][:4])
+        more = ", ..." if len(core["block_sizes"]) > 4 else ""
+        yield (
+            f"fixed core: {format_bytes(core['allocated_bytes'])} live of {format_bytes(core['reserved_bytes'])} "
+            f"({blocks + more or 'one slab'}), served {core['share']:.1%} of requests"
+        )
 
     def _repr_html_(self):
         return f"<pre>{html.escape(str(self))}</pre>"

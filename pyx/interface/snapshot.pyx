@@ -38,7 +38,7 @@ cdef tuple copy_records(Areas areas, str name):
     if areas.fixed is not None:
         fixed, fixed_blocks, fixed_segments = _copy_area(areas.fixed)
         for key in figures:
-            if key in fixed and not key.startswith("peak") or key == "peak_reserved_bytes":
+            if key in fixed and (not key.startswith("peak") or key == "peak_reserved_bytes"):
                 figures[key] += fixed[key]
         blocks["segment"] += len(fixed_segments)
         blocks = np.concatenate([fixed_blocks, blocks])
@@ -48,6 +48,7 @@ cdef tuple copy_records(Areas areas, str name):
             "reserved_bytes": fixed["reserved_bytes"],
             "allocated_bytes": totals.allocated_bytes,
             "allocations": totals.allocations,
+            "share": read_core_share(areas),
             "smallest": areas.smallest,
             "largest": min(areas.smallest + areas.band, areas.fixed_bytes),
             "block_sizes": areas.block_sizes,

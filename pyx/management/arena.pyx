@@ -233,6 +233,25 @@ cdef void arena_index_solid(Arena* arena, BlockId edge_id, uint64_t nbytes, uint
         arena.solid_class = class_of(nbytes)
 
 
+cdef bint arena_remove_solid(Arena* arena, BlockId edge_id, uint64_t done) noexcept nogil:
+    """Forget a segment of solid blocks if all are free, and freed with a stamp up to `done`.  O(blocks)."""
+    cdef BlockId block_id = arena.blocks[edge_id].next
+    cdef BlockId next_id
+    while block_id:
+        if arena.blocks[block_id].state != BLOCK_FREE or arena.blocks[block_id].stamp > done:
+            return False
+        block_id = arena.blocks[block_id].next
+    block_id = arena.blocks[edge_id].next
+    while block_id:
+        next_id = arena.blocks[block_id].next
+        freelist_remove(arena, &arena.blocks[block_id])
+        record_delete(arena, block_id)
+        block_id = next_id
+    record_delete(arena, edge_id)
+    arena.solid_bytes = 0
+    return True
+
+
 cdef bint arena_remove_segment(Arena* arena, BlockId edge_id, uint64_t nbytes) noexcept nogil:
     """Forget a segment of `nbytes` if it is one free block."""
     cdef BlockId block_id = arena.blocks[edge_id].next

@@ -11,6 +11,7 @@ from vpool._base.turn cimport turn_destroy, turn_give, turn_init, turn_take
 from vpool._base.types cimport (
     BLOCK_FREE,
     BLOCK_LIVE,
+    FLAG_SOLID,
     GRANULE,
     MAX_SLOTS,
     SEGMENT_ROUNDING,
@@ -29,6 +30,7 @@ from vpool._management.arena cimport (
     arena_delete,
     arena_new,
     arena_remove_segment,
+    arena_remove_solid,
     arena_take_aligned,
     peaks_reset,
 )
@@ -531,7 +533,8 @@ cdef class Core:
                 # Pending or lent ones may be free once the device was waited for.
                 found = segment.arena.blocks[block_id].state != BLOCK_LIVE and (
                     segment.arena.blocks[block_id].state != BLOCK_FREE
-                    or segment.arena.blocks[block_id].nbytes == segment.nbytes)
+                    or segment.arena.blocks[block_id].nbytes == segment.nbytes
+                    or segment.arena.blocks[block_id].flags & FLAG_SOLID)
                 bias_drop(&segment.arena.lock)
             if found or segment.edge == 0:
                 found = True
@@ -563,7 +566,10 @@ cdef class Core:
             else:
                 bias_take(&idle.arena.lock)
                 block = &idle.arena.blocks[idle.arena.blocks[idle.edge].next]
-                if block.stamp <= atomic_read(state.table[idle.arena.slot].done):
+                if block.flags & FLAG_SOLID:
+                    found = arena_remove_solid(
+                        idle.arena, idle.edge, atomic_read(state.table[idle.arena.slot].done))
+                elif block.stamp <= atomic_read(state.table[idle.arena.slot].done):
                     found = arena_remove_segment(idle.arena, idle.edge, idle.nbytes)
                 bias_drop(&idle.arena.lock)
             if found:

@@ -185,6 +185,7 @@ cdef void lend_home(Extent* extent) noexcept nogil:
     owner.lent_blocks -= 1
     owner.lent_bytes -= extent.nbytes
     owner.blocks[extent.lent].list_next = 0
+    owner.blocks[extent.lent].slot = owner.slot
 
 
 cdef BlockId lend_edge(Arena* owner, BlockId lent, Arena* borrower) noexcept nogil:
