@@ -62,7 +62,9 @@ class PoolMachine(RuleBasedStateMachine):
             mine = report.blocks[(report.blocks["state"] == "free") & (report.blocks["stream"] == stream)]
             padding = max(alignment, GRANULE) - GRANULE
             fits = mine["nbytes"] >= nbytes + padding + GRANULE - 1
-            assert not (fits & self.may_serve(report, mine, nbytes, alignment)).any(), "a block that fits was passed over"
+            assert not (fits & self.may_serve(report, mine, nbytes, alignment)).any(), (
+                "a block that fits was passed over"
+            )
         else:
             assert ptr % alignment == 0
             self.model.allocated(ptr, nbytes, stream)

@@ -13,7 +13,7 @@ from vpool._interface.diagnosis cimport source_error, stray
 from vpool._management.arena cimport Arena
 from vpool._management.areas cimport is_common, request_init
 from vpool._management.hit cimport hit_any
-from vpool._management.state cimport STATE_CLOSED, STATE_STOPS, Request
+from vpool._management.state cimport STATE_ADAPTIVE, STATE_CLOSED, STATE_STOPS, Request
 from vpool._storage.driver cimport STATUS_OK
 
 from vpool.errors import ClosedPoolError, SourceError
@@ -147,6 +147,9 @@ cdef class Lender:
         The free itself is done, so what fails here is logged and not raised.
         """
         cdef uint64_t released = 0
+        if self.core.state.word & STATE_ADAPTIVE:
+            with nogil:
+                self.core.tidy(False)
         if self.core.state.word & STATE_CLOSED and self.areas.may_have_idle():
             error = self.release_idle(0, &released)
             if error is not None:

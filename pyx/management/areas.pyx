@@ -5,11 +5,11 @@ from libc.string cimport memset
 from vpool._base.lock cimport atomic_add, atomic_read, atomic_write, spin_lock, spin_unlock
 from vpool._base.turn cimport turn_give, turn_take
 from vpool._base.types cimport GRANULE, MAX_ALIGNMENT, BlockId, round_up
-from vpool._management.arena cimport Arena, arena_allocated
-from vpool._management.core cimport Core, core_deallocate, request_broken
+from vpool._management.arena cimport Arena
+from vpool._management.core cimport Core, core_deallocate, core_live_bytes, request_broken
 from vpool._management.cross cimport cross_free, cross_use
 from vpool._management.order cimport order_drain
-from vpool._management.state cimport RUNG_MERGE, RUNG_SEARCH, RUNG_TRIM, RUNG_WAIT, STATE_CLOSED, Request, slot_count
+from vpool._management.state cimport RUNG_MERGE, RUNG_SEARCH, RUNG_TRIM, RUNG_WAIT, STATE_ADAPTIVE, STATE_CLOSED, Request, slot_count
 from vpool._management.walk cimport Broken, walk_check
 from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.source cimport Source
@@ -31,6 +31,8 @@ cdef class Areas:
         core.state.rule.initial = numbers.initial
         core.state.rule.factor = numbers.factor
         core.state.rule.step = numbers.step
+        if numbers.adaptive:
+            core.state.word |= STATE_ADAPTIVE
         self.core = core
         self.state = &core.state
         self.fixed_state = self.state             # so that no path needs to ask whether there is one
@@ -236,8 +238,10 @@ cdef class Areas:
         return status
 
     cdef void after_free(self) noexcept nogil:
-        """What a set state word asks for after a free: a closed pool gives back what has become idle."""
+        """What a set state word asks for after a free: an adaptive or a closed pool gives back what is idle."""
         cdef uint64_t released
+        if self.state.word & STATE_ADAPTIVE:
+            self.core.tidy(False)
         if self.state.word & STATE_CLOSED and self.may_have_idle() and self.drain() == STATUS_OK:
             self.release_idle(0, &released)
 
@@ -279,10 +283,12 @@ cdef class Areas:
         """
         cdef uint64_t live, all_live, ahead
         cdef int status = STATUS_OK
-        live = live_bytes(self.fixed_state)
+        if self.state.word & STATE_ADAPTIVE:
+            self.core.tidy(True)
+        live = core_live_bytes(self.fixed_state)
         if self.fixed is None or live <= self.watermark:
             return STATUS_OK
-        all_live = live + live_bytes(self.state)
+        all_live = live + core_live_bytes(self.state)
         ahead = self.headroom if self.headroom != NEVER else atomic_read(self.state.largest_growth)
         if atomic_read(self.state.reserved) == 0:
             ahead = self.state.rule.initial if self.state.rule.initial > ahead else ahead
@@ -303,14 +309,6 @@ cdef uint64_t _alignment_of(uint64_t number) noexcept nogil:
     """The highest alignment that a number is a multiple of."""
     cdef uint64_t lowest = number & (~number + 1)
     return lowest if lowest and lowest < MAX_ALIGNMENT else MAX_ALIGNMENT
-
-
-cdef uint64_t live_bytes(CoreState* state) noexcept nogil:
-    cdef uint64_t total = 0
-    cdef uint32_t slot
-    for slot in range(slot_count(state)):
-        total += arena_allocated(state.arenas[slot])
-    return total
 
 
 cdef void request_init(Areas areas, Request* request, Arena* arena, uint64_t requested, uint64_t alignment) noexcept nogil:

@@ -5,7 +5,7 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from vpool._base.bias cimport bias_drop, bias_take
-from vpool._base.lock cimport atomic_add, atomic_read, atomic_release, atomic_write, lone_count, spin_lock, spin_unlock
+from vpool._base.lock cimport atomic_add, atomic_exchange, atomic_read, atomic_release, atomic_write, lone_count, spin_lock, spin_unlock
 from vpool._base.memory cimport lazy_release, lazy_reserve
 from vpool._base.turn cimport turn_destroy, turn_give, turn_init, turn_take
 from vpool._base.types cimport (
@@ -24,6 +24,7 @@ from vpool._management.arena cimport (
     Arena,
     Peaks,
     arena_add_segment,
+    arena_allocated,
     arena_at_rest,
     arena_cut_solid,
     arena_index_solid,
@@ -40,6 +41,8 @@ from vpool._management.freelist cimport freelist_find
 from vpool._management.order cimport order_drain, order_forget, order_mark, order_poll, order_reachable
 from vpool._management.state cimport (
     RUNGS,
+    STATE_ADAPTIVE,
+    Demand,
     RUNG_SEARCH,
     RUNG_TRIM,
     RUNG_WAIT,
@@ -55,6 +58,11 @@ from vpool._storage.source cimport Source
 
 cdef enum:
     MOST_SEGMENTS = 1 << 20
+    # Of an adaptive pool.
+    FREES_A_LOOK = 2
+    FREES_A_WINDOW = 128
+    ENOUGH_LOOKS = 16
+    MOST_PATIENCE = 1 << 14
     STATUS_MISALIGNED = -1        # of `add_segment`: the base is no multiple of the granule; ask for one more
 
 RUNG_NAMES = (
@@ -121,11 +129,39 @@ cdef BlockId _grow(Core core, Request* request) noexcept nogil:
 
 cdef uint64_t _next_step(CoreState* state) noexcept nogil:
     cdef GrowthRule* rule = &state.rule
-    if atomic_read(state.reserved) == 0:
+    cdef uint64_t reserved = atomic_read(state.reserved)
+    cdef uint64_t step = rule.step
+    if reserved == 0:
         return rule.initial
-    if rule.step:
-        return rule.step
-    return <uint64_t> (<double> atomic_read(state.reserved) * (rule.factor - 1))
+    if step == 0:
+        step = <uint64_t> (<double> reserved * (rule.factor - 1))
+    return _adapted(state, step, reserved) if atomic_read(state.word) & STATE_ADAPTIVE else step
+
+
+cdef uint64_t _adapted(CoreState* state, uint64_t step, uint64_t reserved) noexcept nogil:
+    """A step that follows recent demand: a quarter of what live memory has risen by, an eighth of all at most."""
+    cdef uint64_t live = core_live_bytes(state)
+    cdef uint64_t low = min(state.demand.low, state.demand.low_before)
+    cdef uint64_t risen = live - low if live > low else 0
+    step = min(step, reserved // 8)
+    return min(step, risen // 4)
+
+
+cdef void _make_room(Core core) noexcept nogil:
+    """Of an adaptive pool: idle segments that did not fit the request go back before another one comes."""
+    cdef uint64_t live = core_live_bytes(&core.state)
+    if atomic_read(core.state.reserved) > live + live // 16:
+        core.prove_idle()
+        core.give_idle(live, live + live // 32)
+
+
+cdef uint64_t core_live_bytes(CoreState* state) noexcept nogil:
+    """Bytes of live and pending blocks.  O(slots)."""
+    cdef uint64_t total = 0
+    cdef uint32_t slot
+    for slot in range(slot_count(state)):
+        total += arena_allocated(state.arenas[slot]) + atomic_read(state.arenas[slot].pending_bytes)
+    return total
 
 
 cdef void _grow_in_turn(Core core, Request* request) noexcept nogil:
@@ -135,6 +171,9 @@ cdef void _grow_in_turn(Core core, Request* request) noexcept nogil:
     cdef uint64_t want = _next_step(state)
     cdef uint64_t granted
     cdef int status
+    if atomic_read(state.word) & STATE_ADAPTIVE:
+        _make_room(core)
+        want = _next_step(state)
     # What a request alone decides has its size: a tail would take small blocks, which outlive it and pin all of it.
     want = round_up(want, SEGMENT_ROUNDING if want >= SEGMENT_ROUNDING else GRANULE) if want > need else need
     while True:
@@ -171,11 +210,7 @@ cdef BlockId _trim(Core core, Request* request) noexcept nogil:
     cdef uint64_t released = 0
     if request_broken(request):
         return 0
-    turn_take(&state.crossing_turn)
-    _mark_all(core)
-    cross_recall(state, core.source)
-    _mark_all(core)               # what came home and merged has new stamps
-    turn_give(&state.crossing_turn)
+    core.prove_idle()
     core.release_idle(0, &released)
     return _grow(core, request) if released else 0
 
@@ -498,6 +533,77 @@ cdef class Core:
             if slot != hint and core_deallocate(self.state.arenas[slot], address):
                 return True
         return False
+
+    cdef void tidy(self, bint now) noexcept nogil:
+        """Give idle segments back where more stays reserved than live memory has needed of late.
+
+        The cache policy of an adaptive pool.  Every few frees it looks at the excess: what is reserved
+        beyond what is live.  Up to a sixteenth of what is live is kept.  Where it is more for a number of looks,
+        or for two while live memory falls steeply, the least of these is surplus, and idle segments go back,
+        the newest first, until a thirty-second of what is live is left or no segment is small enough.  Where
+        none is idle, the next try waits until less is live, or for a number of frees that doubles each time.
+        """
+        cdef Demand* demand = &self.state.demand
+        cdef uint64_t number = atomic_add(demand.frees, 1)
+        cdef uint64_t live, excess
+        if not now and number % FREES_A_LOOK or atomic_exchange(demand.busy, 1):
+            return
+        live = core_live_bytes(&self.state)
+        excess = atomic_read(self.state.reserved)
+        excess = excess - live if excess > live else 0
+        if number % FREES_A_WINDOW == 0:
+            atomic_write(demand.low_before, demand.low)
+            atomic_write(demand.low, live)
+        elif live < demand.low:
+            atomic_write(demand.low, live)
+        if excess <= live // 16:
+            demand.looks = 0
+            demand.next_try = 0
+            demand.tried_live = 0
+        else:
+            if demand.looks == 0:
+                demand.first_live = live
+            if demand.looks == 0 or excess < demand.least_excess:
+                demand.least_excess = excess
+            demand.looks += 1
+            if now or (demand.looks >= ENOUGH_LOOKS or demand.looks > 1 and live + live // 64 < demand.first_live) and (
+                    number >= demand.next_try or live + live // 168 < demand.tried_live):
+                # What was needed within these looks stays.
+                self.give_surplus(number, live, live + (0 if now else excess - demand.least_excess))
+                demand.looks = 0
+        atomic_write(demand.busy, 0)
+
+    cdef bint give_idle(self, uint64_t keep, uint64_t enough) noexcept nogil:
+        """Give idle segments back while more than `enough` bytes are reserved and at least `keep` will be."""
+        cdef Segment idle
+        cdef uint32_t cursor = MOST_SEGMENTS
+        cdef bint any = False
+        while atomic_read(self.state.reserved) > enough and self.next_idle(keep, &cursor, &idle):
+            self.give_back(&idle)
+            any = True
+        return any
+
+    cdef void give_surplus(self, uint64_t number, uint64_t live, uint64_t keep) noexcept nogil:
+        """Give idle segments back while there is a surplus, and plan the next try where none is idle."""
+        cdef Demand* demand = &self.state.demand
+        self.prove_idle()
+        if self.give_idle(keep, live + live // 32):
+            demand.next_try = 0
+            demand.tried_live = 0
+            return
+        # With less live there may soon be one; else not.
+        demand.patience = FREES_A_WINDOW if live < demand.tried_live or demand.tried_live == 0 else (
+            min(demand.patience * 2, <uint64_t> MOST_PATIENCE))
+        demand.next_try = number + demand.patience
+        demand.tried_live = live
+
+    cdef void prove_idle(self) noexcept nogil:
+        """Bring home what streams lent one another, and learn what is complete, without waiting."""
+        turn_take(&self.state.crossing_turn)
+        _mark_all(self)
+        cross_recall(&self.state, self.source)
+        _mark_all(self)           # what came home and merged has new stamps
+        turn_give(&self.state.crossing_turn)
 
     cdef void coalesce(self) noexcept nogil:
         """Merge what streams lent one another, and what has become ready, without waiting."""

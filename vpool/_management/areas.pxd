@@ -60,7 +60,6 @@ cdef class Areas:
     cdef CoreState* state_of(self, Arena* arena) noexcept nogil
 
 
-cdef uint64_t live_bytes(CoreState* state) noexcept nogil
 cdef void request_init(Areas areas, Request* request, Arena* arena, uint64_t requested, uint64_t alignment) noexcept nogil
 
 

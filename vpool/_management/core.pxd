@@ -44,10 +44,17 @@ cdef class Core:
     cdef bint next_idle(self, uint64_t keep, uint32_t* cursor, Segment* idle) noexcept nogil
     cdef void enlist(self, Segment* segment) noexcept nogil
     cdef int release_idle(self, uint64_t keep, uint64_t* released) noexcept nogil
+    cdef void prove_idle(self) noexcept nogil
+    cdef bint give_idle(self, uint64_t keep, uint64_t enough) noexcept nogil
+    cdef void give_surplus(self, uint64_t number, uint64_t live, uint64_t keep) noexcept nogil
+    cdef void tidy(self, bint now) noexcept nogil
     cdef void coalesce(self) noexcept nogil
     cdef int drain(self) noexcept nogil
     cdef void reset_peaks(self) noexcept nogil
     cdef Segment* segment_of(self, uint64_t address) noexcept nogil
+
+
+cdef uint64_t core_live_bytes(CoreState* state) noexcept nogil
 
 
 cdef inline bint request_broken(Request* request) noexcept nogil:

@@ -12,6 +12,7 @@ cdef enum StateBit:
     # The state word is 0 in the common case, the only test that a hit makes.  Whatever must see every
     # call (recording, debugging, tags, limits by tag) sets a bit of its own and is looked at there.
     STATE_CLOSED = 1
+    STATE_ADAPTIVE = 2            # frees are counted, and idle memory goes back
     STATE_STOPS = STATE_CLOSED    # the bits that an allocation looks at
 
 cdef enum Rung:
@@ -34,6 +35,19 @@ cdef struct GrowthRule:
     uint64_t initial              # bytes of the first segment
     double factor                 # of the total, if `step` is 0
     uint64_t step                 # bytes of each further segment
+
+cdef struct Demand:
+    # What an adaptive pool remembers of its recent past.  Written by whoever has `busy`, or the growth turn.
+    unsigned long long frees      # counted so far
+    unsigned long long busy
+    uint64_t low                  # the least live bytes since this window began, and in the one before
+    uint64_t low_before
+    uint64_t least_excess         # the least that was reserved beyond what is live, in this streak of looks
+    uint64_t first_live           # what was live at the first of them
+    uint32_t looks                # at which that was too much
+    uint64_t next_try             # number of the free from which on idle memory is looked for again
+    uint64_t tried_live           # what was live at the last try that found none
+    uint64_t patience             # frees until then after the next try that finds none
 
 cdef struct Segment:
     Range span                    # what the source gave
@@ -96,6 +110,7 @@ cdef struct CoreState:
     uint64_t reserved
     uint64_t peak_reserved
     GrowthRule rule
+    Demand demand
     uint64_t largest_growth       # bytes of the largest request that had to wait for the source
     Peaks* peaks
     uint64_t base_slack           # bytes that a base which is no multiple of the granule costs
