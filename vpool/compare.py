@@ -18,6 +18,7 @@ __all__ = ["STRATEGIES", "TOGETHER", "CompareResult", "CompareRow", "compare", "
 # also serves a program that is not quite the one recorded.
 STRATEGIES = {
     "dynamic": lambda trace: Dynamic(),
+    "dynamic adaptive": lambda trace: Dynamic(adaptive=True),
     "hybrid": lambda trace: Hybrid.from_trace(trace) if trace.peak_live_bytes else Hybrid(GRANULE),
     "fixed": lambda trace: "fixed",
 }
@@ -51,7 +52,7 @@ class CompareRow:
     utilization, external_fragmentation, internal_fragmentation : float
         As in `Report`, at the moment when the most bytes are live.
     source_calls, waited : int
-        Segments asked of the source, and requests that waited for them, over all passes.
+        Segments asked of the source and given back, and requests that waited for new ones, over all passes.
     ns_per_event : float or None
         Nanoseconds of the last pass without driver time; None for a model.
     smallest_capacity : int or None

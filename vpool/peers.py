@@ -35,7 +35,8 @@ class PeerResult:
     reserved_over_live : float
         peak reserved / peak live; 0 where nothing is ever live.
     source_calls : int
-        Segments (with expandable segments: pages) asked of the device, refused ones counted, over all passes.
+        Segments (with expandable segments: pages) asked of the device and given back, refused ones counted,
+        over all passes.
     waited : int
         Requests that waited for such calls.
     external_fragmentation, internal_fragmentation, utilization : float
@@ -133,6 +134,7 @@ class Peer:
                     ranges.remove(address)
                     del self._segments[address]
                     self.reserved -= size
+                    self.source_calls += 1
         return self.reserved < before
 
 
@@ -228,9 +230,12 @@ class TorchExpandable(Peer):
         return True
 
     def _release(self):
-        freed = sum(space.unmap() for space in self._ranges.values())
-        self.reserved -= freed
-        return freed > 0
+        before = self.reserved
+        for space in self._ranges.values():
+            freed = space.unmap()
+            self.reserved -= freed
+            self.source_calls += freed // space.page
+        return self.reserved < before
 
 
 class RmmPool(Peer):
