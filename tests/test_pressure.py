@@ -6,7 +6,7 @@ import pytest
 
 import vpool
 from tests.helpers.pools import GRANULE, KIB, MIB, unchanged
-from vpool._management.core import RUNG_NAMES
+from vpool._management.ladder import RUNG_NAMES
 
 SEARCH, READY, STEAL, MERGE, GROW, TRIM, CALL, COLLECT, WAIT = RUNG_NAMES
 

@@ -39,7 +39,6 @@ def smallest_slab(trace, precision=PRECISION):
     from vpool.replay import replay
 
     def completes(granules):
-        # A little more than nothing else, so that a slab of the whole fits.
         return replay(trace, Fixed(granules * GRANULE), passes=1).oom is None
 
     low = -(-trace.peak_live_bytes // GRANULE)
@@ -130,7 +129,7 @@ def _part(trace, chosen):
 
 
 def _equal_blocks(trace, sizes, requests, coverage):
-    """Bytes, kinds and largest size of a core of equal blocks, each as many as were ever live; None for too many kinds."""
+    """Bytes, kinds and largest size of a core of equal blocks, each as many as were ever live; None for too many."""
     rounded = -(-sizes.astype(np.int64) // GRANULE) * GRANULE
     kinds = np.unique(rounded[sizes > 0])
     if len(kinds) > _MOST_SIZES:

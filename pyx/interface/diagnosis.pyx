@@ -9,7 +9,7 @@ from vpool._management.state cimport RUNGS, Request
 from vpool._management.walk cimport walk_find
 from vpool._storage.driver cimport STATUS_OUT_OF_MEMORY
 
-from vpool._management.core import RUNG_NAMES
+from vpool._management.ladder import RUNG_NAMES
 from vpool.errors import DoubleFreeError, ForeignPointerError, OutOfMemoryError, SourceError
 from vpool.report import Report
 from vpool.sizes import format_bytes

@@ -11,6 +11,7 @@ from vpool._base.lock cimport atomic_read
 from vpool._base.types cimport GRANULE, BlockId, likely
 from vpool._interface.diagnosis cimport source_error, stray
 from vpool._management.arena cimport Arena
+from vpool._management.adapt cimport adapt_look
 from vpool._management.areas cimport is_common, request_init
 from vpool._management.hit cimport hit_any
 from vpool._management.state cimport STATE_ADAPTIVE, STATE_CLOSED, STATE_STOPS, Request
@@ -149,7 +150,7 @@ cdef class Lender:
         cdef uint64_t released = 0
         if self.core.state.word & STATE_ADAPTIVE:
             with nogil:
-                self.core.tidy(False)
+                adapt_look(self.core, False)
         if self.core.state.word & STATE_CLOSED and self.areas.may_have_idle():
             error = self.release_idle(0, &released)
             if error is not None:

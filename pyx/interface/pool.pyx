@@ -7,7 +7,7 @@ from libc.stdint cimport uint64_t
 
 from vpool._base.bias cimport Seat, bias_leave, bias_try_enter
 from vpool._base.lock cimport atomic_write
-from vpool._base.types cimport GRANULE, BlockId
+from vpool._base.types cimport GRANULE
 from vpool._interface.arguments cimport address_of, checked_alignment, checked_remainder, checked_rounding, size_of
 from vpool._interface.buffer cimport Buffer
 from vpool._interface.diagnosis cimport not_taken, source_error
@@ -24,6 +24,8 @@ from vpool._storage.driver cimport STATUS_OK
 
 from vpool._management.areas import CoreNotTaken
 from vpool.errors import ForeignPointerError
+from vpool.maintenance import Maintainer
+from vpool.policy import Policy
 from vpool.report import Report
 from vpool.sizes import parse_size
 from vpool.sources import resolve
@@ -67,6 +69,8 @@ cdef class Pool(Lender):
         Bytes, a power of two from 256 to 2 MiB: requests are rounded up to a multiple of it.
     minimum_remainder : int
         Bytes, at least 256: what would be left of a block stays with it if that is less.
+    maintain_every : float, optional
+        Seconds between two calls of `maintain` by a thread of the pool's own; none if not given.
 
     Raises
     ------
@@ -96,7 +100,7 @@ cdef class Pool(Lender):
     """
 
     def __cinit__(self, strategy=None, source=None, device=None, name=None, *, on_pressure="wait", rounding=256,
-                  minimum_remainder=256):
+                  minimum_remainder=256, maintain_every=None):
         if strategy is None:
             strategy = Dynamic()
         if not isinstance(strategy, Strategy):
@@ -118,6 +122,29 @@ cdef class Pool(Lender):
         self.pressure = Pressure(self.areas)
         self.strategy = strategy
         register(self)
+        if maintain_every is not None:
+            self.maintainer = Maintainer(self, maintain_every)
+
+    @classmethod
+    def from_policy(cls, policy, source=None, device=None, name=None):
+        """A pool that works by a policy.
+
+        Parameters
+        ----------
+        policy : path, Policy or strategy
+        source : str or vpool.sources.Source, optional
+            Instead of the policy's own.
+        device, name
+            As for `Pool`.
+
+        Raises
+        ------
+        FormatError, OSError
+            For a file that is no policy, or cannot be read.
+        ValueError, TypeError, SourceError, OutOfMemoryError
+            As for `Pool`.
+        """
+        return cls(**Policy.of(policy).pool_arguments(device, source), name=name)
 
     def __init__(self, *args, **kwargs):
         """Done in `__cinit__`; here so that a subclass can pass on what it was given."""
@@ -215,6 +242,7 @@ cdef class Pool(Lender):
         if `stream` is not given.
         """
         cdef uint64_t address
+        cdef Arena* arena
         if isinstance(ptr, Buffer):
             if (<Buffer> ptr).pool is not self:
                 owner = None if ptr.pool is None else ptr.pool.name
@@ -222,7 +250,8 @@ cdef class Pool(Lender):
             (<Buffer> ptr).close(stream)
             return
         address = address_of(ptr)
-        if address and not (stream is None and put(self.default_arena.fixed if in_fixed(self.areas, address) else self.default_arena, address)):
+        arena = self.default_arena.fixed if in_fixed(self.areas, address) else self.default_arena
+        if address and not (stream is None and put(arena, address)):
             self.take_back(address, stream)
         if self.core.state.word:
             self.after_free()
@@ -339,6 +368,72 @@ cdef class Pool(Lender):
         """Share of all requests that the strategy's fixed core served; None without a core."""
         return read_core_share(self.areas)
 
+    def apply(self, policy):
+        """Work by another policy from now on.  What is lent and reserved stays as it is.
+
+        Parameters
+        ----------
+        policy : path, Policy or strategy
+
+        Raises
+        ------
+        ValueError
+            Where a running pool cannot change so: another fixed core, another rounding or minimum
+            remainder, or a limit below what is reserved.  Nothing is changed then.
+        FormatError, OSError
+            For a file that is no policy, or cannot be read.
+
+        Notes
+        -----
+        The policy's source is not looked at: a pool's memory stays where it came from.
+        """
+        policy = Policy.of(policy)
+        numbers = policy.strategy.rule(self.source.memory()[1])
+        before = self.strategy.rule(self.source.memory()[1])
+        for what, key in (("the fixed core", "core"), ("the core's blocks", "blocks"), ("oversize", "exact")):
+            if getattr(numbers, key) != getattr(before, key):
+                raise ValueError(
+                    f"pool {self.name!r} cannot change {what} while it runs, from {getattr(before, key)} to"
+                    f" {getattr(numbers, key)}: make another pool"
+                )
+        arguments = policy.pool_arguments(source=self.source)
+        for key, mine in (("rounding", self.core.rounding), ("minimum_remainder", self.core.minimum_remainder)):
+            if arguments.get(key, GRANULE) != mine:
+                raise ValueError(
+                    f"pool {self.name!r} cannot change {key} while it runs, from {mine} to"
+                    f" {arguments.get(key, GRANULE)}: make another pool"
+                )
+        self._set_limit(numbers.limit)
+        self.areas.apply(numbers)
+        self.strategy = policy.strategy
+
+    def set_limit(self, nbytes):
+        """Change the most that the pool ever reserves.
+
+        Parameters
+        ----------
+        nbytes : int or str
+            Bytes, a strategy's fixed core counted in.
+
+        Raises
+        ------
+        ValueError
+            Where more than that is reserved, also after `trim`; nothing is changed then.
+        """
+        limit = parse_size(nbytes, "limit")
+        self._set_limit(limit)
+        self.strategy = self.strategy.with_limit(limit)
+
+    def _set_limit(self, uint64_t limit):
+        cdef bint possible
+        with nogil:
+            possible = self.areas.set_limit(limit)
+        if not possible:
+            raise ValueError(
+                f"pool {self.name!r} has {self.stats.reserved_bytes:,} bytes reserved, more than a limit of"
+                f" {limit:,} bytes allows: trim it first"
+            )
+
     def maintain(self):
         """Do ahead of need what requests would wait for.
 
@@ -432,6 +527,8 @@ cdef class Pool(Lender):
         SourceError
             Where the source refuses to take memory; it stays with the pool.
         """
+        if self.maintainer is not None:
+            self.maintainer.stop()
         atomic_write(self.core.state.word, self.core.state.word | STATE_CLOSED)
         cdef uint64_t released = 0
         error = self.release_idle(0, &released)

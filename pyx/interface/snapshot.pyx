@@ -10,7 +10,7 @@ from vpool._management.core cimport Core
 from vpool._management.state cimport CoreState, slot_count
 from vpool._management.walk cimport BlockCopy, SegmentCopy, Totals, walk_copy, walk_totals
 
-from vpool._management.core import RUNG_NAMES
+from vpool._management.ladder import RUNG_NAMES
 from vpool.errors import SourceError
 from vpool.report import BLOCK_DTYPE, SEGMENT_DTYPE
 from vpool.stats import PoolStats

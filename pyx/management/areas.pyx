@@ -5,11 +5,21 @@ from libc.string cimport memset
 from vpool._base.lock cimport atomic_add, atomic_read, atomic_write, spin_lock, spin_unlock
 from vpool._base.turn cimport turn_give, turn_take
 from vpool._base.types cimport GRANULE, MAX_ALIGNMENT, BlockId, round_up
+from vpool._management.adapt cimport adapt_look
 from vpool._management.arena cimport Arena
 from vpool._management.core cimport Core, core_deallocate, core_live_bytes, request_broken
 from vpool._management.cross cimport cross_free, cross_use
-from vpool._management.order cimport order_drain
-from vpool._management.state cimport RUNG_MERGE, RUNG_SEARCH, RUNG_TRIM, RUNG_WAIT, STATE_ADAPTIVE, STATE_CLOSED, Request, slot_count
+from vpool._management.ladder cimport ladder_climb, ladder_ensure
+from vpool._management.state cimport (
+    RUNG_MERGE,
+    RUNG_SEARCH,
+    RUNG_TRIM,
+    RUNG_WAIT,
+    STATE_ADAPTIVE,
+    STATE_CLOSED,
+    Request,
+    slot_count,
+)
 from vpool._management.walk cimport Broken, walk_check
 from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.source cimport Source
@@ -106,13 +116,13 @@ cdef class Areas:
             request.arena = self.fixed_state.arenas[slot]
             # It never grows, and has nothing to give back.
             if first == RUNG_SEARCH:
-                self.fixed.climb(request, RUNG_SEARCH, RUNG_MERGE)
+                ladder_climb(self.fixed, request, RUNG_SEARCH, RUNG_MERGE)
             else:
-                self.fixed.climb(request, first, last)
+                ladder_climb(self.fixed, request, first, last)
             if request.block_id:
                 return request.block_id
         request.arena = self.state.arenas[slot]
-        return self.core.climb(request, first, last)
+        return ladder_climb(self.core, request, first, last)
 
     cdef bint hopeless(self, Request* request) noexcept nogil:
         """Whether a request can never be served; notes what is larger than every block of the core."""
@@ -241,7 +251,7 @@ cdef class Areas:
         """What a set state word asks for after a free: an adaptive or a closed pool gives back what is idle."""
         cdef uint64_t released
         if self.state.word & STATE_ADAPTIVE:
-            self.core.tidy(False)
+            adapt_look(self.core, False)
         if self.state.word & STATE_CLOSED and self.may_have_idle() and self.drain() == STATUS_OK:
             self.release_idle(0, &released)
 
@@ -275,6 +285,26 @@ cdef class Areas:
         spin_unlock(&self.state.lock)
         return inside
 
+    cdef bint set_limit(self, uint64_t nbytes) noexcept nogil:
+        """Change the limit of the whole pool; False, and nothing is changed, where that much is not free to give."""
+        cdef uint64_t fixed = 0 if self.fixed is None else self.fixed_state.limit
+        return nbytes >= fixed and self.core.set_limit(nbytes - fixed)
+
+    def apply(self, numbers):
+        """Work by other numbers from now on; the caller has seen that the fixed core's stay the same."""
+        self.state.rule.initial = numbers.initial
+        self.state.rule.factor = numbers.factor
+        self.state.rule.step = numbers.step
+        if numbers.adaptive:
+            atomic_write(self.state.word, self.state.word | STATE_ADAPTIVE)
+        else:
+            atomic_write(self.state.word, self.state.word & ~<uint32_t> STATE_ADAPTIVE)
+        if self.fixed is not None:
+            self.watermark = <uint64_t> (self.fixed_bytes * <double> numbers.watermark)
+            self.headroom = NEVER if numbers.headroom is None else numbers.headroom
+            self.smallest = numbers.smallest
+            self.band = numbers.largest - numbers.smallest
+
     cdef int maintain(self) noexcept nogil:
         """Make the other area grow ahead while the fixed core is fuller than its watermark; the source's status.
 
@@ -284,7 +314,7 @@ cdef class Areas:
         cdef uint64_t live, all_live, ahead
         cdef int status = STATUS_OK
         if self.state.word & STATE_ADAPTIVE:
-            self.core.tidy(True)
+            adapt_look(self.core, True)
         live = core_live_bytes(self.fixed_state)
         if self.fixed is None or live <= self.watermark:
             return STATUS_OK
@@ -297,7 +327,7 @@ cdef class Areas:
         if all_live > self.peak_seen:
             self.peak_seen = all_live
         if ahead:
-            status = self.core.ensure(ahead)
+            status = ladder_ensure(self.core, ahead)
         return STATUS_OK if status == STATUS_OUT_OF_MEMORY else status
 
 
@@ -311,7 +341,8 @@ cdef uint64_t _alignment_of(uint64_t number) noexcept nogil:
     return lowest if lowest and lowest < MAX_ALIGNMENT else MAX_ALIGNMENT
 
 
-cdef void request_init(Areas areas, Request* request, Arena* arena, uint64_t requested, uint64_t alignment) noexcept nogil:
+cdef void request_init(Areas areas, Request* request, Arena* arena, uint64_t requested,
+                       uint64_t alignment) noexcept nogil:
     """A request as it begins its way."""
     memset(request, 0, sizeof(Request))
     request.arena = arena

@@ -182,7 +182,7 @@ cdef bint arena_cut_solid(Arena* arena, BlockId edge_id, uint64_t nbytes, uint64
     cdef Block* block
     cdef Block* next
     cdef uint64_t rest
-    cdef uint64_t i
+    cdef uint64_t i, _i
     if block_id == 0:
         block_id = arena.blocks[edge_id].next
     block = &arena.blocks[block_id]
@@ -210,7 +210,7 @@ cdef bint arena_cut_solid(Arena* arena, BlockId edge_id, uint64_t nbytes, uint64
         freelist_insert(arena, block_id, block)
         block_id = block.prev
     # Listed from behind: a list gives out first what came last.
-    for i in range(count):
+    for _i in range(count):
         arena.blocks[block_id].flags = FLAG_SOLID
         freelist_insert(arena, block_id, &arena.blocks[block_id])
         block_id = arena.blocks[block_id].prev

@@ -5,7 +5,15 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from vpool._base.bias cimport bias_drop, bias_take
-from vpool._base.lock cimport atomic_add, atomic_exchange, atomic_read, atomic_release, atomic_write, lone_count, spin_lock, spin_unlock
+from vpool._base.lock cimport (
+    atomic_add,
+    atomic_read,
+    atomic_release,
+    atomic_write,
+    lone_count,
+    spin_lock,
+    spin_unlock,
+)
 from vpool._base.memory cimport lazy_release, lazy_reserve
 from vpool._base.turn cimport turn_destroy, turn_give, turn_init, turn_take
 from vpool._base.types cimport (
@@ -14,7 +22,6 @@ from vpool._base.types cimport (
     FLAG_SOLID,
     GRANULE,
     MAX_SLOTS,
-    SEGMENT_ROUNDING,
     Block,
     BlockId,
     round_down,
@@ -35,19 +42,11 @@ from vpool._management.arena cimport (
     arena_take_aligned,
     peaks_reset,
 )
-from vpool._management.core cimport core_deallocate, request_broken
-from vpool._management.cross cimport cross_merge, cross_ready, cross_recall, cross_steal, cross_take_own
-from vpool._management.freelist cimport freelist_find
+from vpool._management.core cimport core_deallocate
+from vpool._management.cross cimport cross_recall
 from vpool._management.order cimport order_drain, order_forget, order_mark, order_poll, order_reachable
 from vpool._management.state cimport (
-    RUNGS,
-    STATE_ADAPTIVE,
-    Demand,
-    RUNG_SEARCH,
-    RUNG_TRIM,
-    RUNG_WAIT,
     CoreState,
-    GrowthRule,
     Request,
     Segment,
     Slot,
@@ -58,101 +57,6 @@ from vpool._storage.source cimport Source
 
 cdef enum:
     MOST_SEGMENTS = 1 << 20
-    # Of an adaptive pool.
-    FREES_A_LOOK = 2
-    FREES_A_WINDOW = 128
-    ENOUGH_LOOKS = 16
-    MOST_PATIENCE = 1 << 14
-    STATUS_MISALIGNED = -1        # of `add_segment`: the base is no multiple of the granule; ask for one more
-
-RUNG_NAMES = (
-    "search the whole size class",
-    "pending blocks that are ready",
-    "other streams' free blocks",
-    "merge across streams",
-    "grow",
-    "give idle segments back and grow",
-    "pressure callbacks",
-    "collect Python's garbage",
-    "wait for pending work",
-)
-
-ctypedef BlockId (*rung_t)(Core core, Request* request) noexcept nogil
-
-
-cdef BlockId _search(Core core, Request* request) noexcept nogil:
-    return cross_take_own(request)
-
-
-cdef void take_crossing(Core core, Request* request) noexcept nogil:
-    """The crossing turn, for a request whose stream its caller has just named."""
-    turn_take(&core.state.crossing_turn)
-    core.state.table[request.arena.slot].asking = True
-
-
-cdef void give_crossing(Core core, Request* request) noexcept nogil:
-    core.state.table[request.arena.slot].asking = False
-    turn_give(&core.state.crossing_turn)
-
-
-cdef BlockId _ready(Core core, Request* request) noexcept nogil:
-    if atomic_read(request.arena.pending_blocks):
-        take_crossing(core, request)
-        cross_ready(&core.state, core.source, request.arena)
-        give_crossing(core, request)
-    return 0
-
-
-cdef BlockId _steal(Core core, Request* request) noexcept nogil:
-    if slot_count(&core.state) > 1:
-        take_crossing(core, request)
-        cross_steal(&core.state, core.source, request)
-        give_crossing(core, request)
-    return request.block_id
-
-
-cdef BlockId _merge(Core core, Request* request) noexcept nogil:
-    if slot_count(&core.state) > 1:
-        take_crossing(core, request)
-        cross_merge(&core.state, core.source, request)
-        give_crossing(core, request)
-    return request.block_id
-
-
-cdef BlockId _grow(Core core, Request* request) noexcept nogil:
-    """Ask the source for a segment by the growth rule, for less near a limit, at last for the need."""
-    if not turn_take(&core.state.growth_turn) or not _search(core, request):
-        _grow_in_turn(core, request)
-    turn_give(&core.state.growth_turn)
-    return request.block_id
-
-
-cdef uint64_t _next_step(CoreState* state) noexcept nogil:
-    cdef GrowthRule* rule = &state.rule
-    cdef uint64_t reserved = atomic_read(state.reserved)
-    cdef uint64_t step = rule.step
-    if reserved == 0:
-        return rule.initial
-    if step == 0:
-        step = <uint64_t> (<double> reserved * (rule.factor - 1))
-    return _adapted(state, step, reserved) if atomic_read(state.word) & STATE_ADAPTIVE else step
-
-
-cdef uint64_t _adapted(CoreState* state, uint64_t step, uint64_t reserved) noexcept nogil:
-    """A step that follows recent demand: a quarter of what live memory has risen by, an eighth of all at most."""
-    cdef uint64_t live = core_live_bytes(state)
-    cdef uint64_t low = min(state.demand.low, state.demand.low_before)
-    cdef uint64_t risen = live - low if live > low else 0
-    step = min(step, reserved // 8)
-    return min(step, risen // 4)
-
-
-cdef void _make_room(Core core) noexcept nogil:
-    """Of an adaptive pool: idle segments that did not fit the request go back before another one comes."""
-    cdef uint64_t live = core_live_bytes(&core.state)
-    if atomic_read(core.state.reserved) > live + live // 16:
-        core.prove_idle()
-        core.give_idle(live, live + live // 32)
 
 
 cdef uint64_t core_live_bytes(CoreState* state) noexcept nogil:
@@ -164,65 +68,12 @@ cdef uint64_t core_live_bytes(CoreState* state) noexcept nogil:
     return total
 
 
-cdef void _grow_in_turn(Core core, Request* request) noexcept nogil:
-    cdef CoreState* state = &core.state
-    # A segment may begin at any multiple of the granule, so an alignment can cost that much more.
-    cdef uint64_t need = request.nbytes + request.alignment - GRANULE + state.base_slack
-    cdef uint64_t want = _next_step(state)
-    cdef uint64_t granted
-    cdef int status
-    if atomic_read(state.word) & STATE_ADAPTIVE:
-        _make_room(core)
-        want = _next_step(state)
-    # What a request alone decides has its size: a tail would take small blocks, which outlive it and pin all of it.
-    want = round_up(want, SEGMENT_ROUNDING if want >= SEGMENT_ROUNDING else GRANULE) if want > need else need
-    while True:
-        granted = core.may_take(need, want, request.tag)
-        if granted == 0:
-            return
-        status = core.add_segment(granted, request)
-        if status == STATUS_MISALIGNED:
-            need += GRANULE
-            want = need if need > want else want
-            continue
-        if status == STATUS_OK:
-            if request.requested and request.nbytes > state.largest_growth:
-                atomic_write(state.largest_growth, request.nbytes)
-            return
-        request.status = status
-        request.refused = granted
-        if granted == need or status != STATUS_OUT_OF_MEMORY or request.no_record:
-            return
-        want = need + round_down((granted - need) >> 1, SEGMENT_ROUNDING)
-
-
 cdef void _mark_all(Core core) noexcept nogil:
     cdef CoreState* state = &core.state
     cdef uint32_t slot
     for slot in range(slot_count(state)):
         order_mark(state, core.source, slot, atomic_read(state.arenas[slot].sequence))
         order_poll(state, core.source, slot)
-
-
-cdef BlockId _trim(Core core, Request* request) noexcept nogil:
-    """Give back what is idle and surely complete, then grow by what the request needs."""
-    cdef CoreState* state = &core.state
-    cdef uint64_t released = 0
-    if request_broken(request):
-        return 0
-    core.prove_idle()
-    core.release_idle(0, &released)
-    return _grow(core, request) if released else 0
-
-
-cdef BlockId _wait(Core core, Request* request) noexcept nogil:
-    """Wait for the device; then pending blocks are free, and what is idle can go."""
-    if core.drain() != STATUS_OK:
-        return 0
-    return request.block_id if _search(core, request) or _merge(core, request) else _trim(core, request)
-
-
-cdef rung_t[<int> RUNGS] LADDER = [_search, _ready, _steal, _merge, _grow, _trim, NULL, NULL, _wait]
 
 
 @cython.no_gc   # its source refers to nothing of Python's, so no cycle; and `__dealloc__` needs the source
@@ -482,41 +333,15 @@ cdef class Core:
         """Find the solid blocks that were cut by their place; there are none of another size."""
         arena_index_solid(self.state.segments[0].arena, self.state.segments[0].edge, nbytes, count)
 
-    cdef int ensure(self, uint64_t nbytes) noexcept nogil:
-        """Grow by the growth rule unless a free block of `nbytes` is at hand; the source's status."""
-        cdef CoreState* state = &self.state
-        cdef Request request
-        cdef uint32_t slot
-        cdef bint found = False
-        memset(&request, 0, sizeof(Request))
-        request.arena = state.arenas[0]
-        request.nbytes = round_up(nbytes, GRANULE)
-        request.alignment = GRANULE
-        turn_take(&state.growth_turn)
-        for slot in range(slot_count(state)):
-            bias_take(&state.arenas[slot].lock)
-            found = found or freelist_find(state.arenas[slot], request.nbytes) != 0
-            bias_drop(&state.arenas[slot].lock)
-        if not found:
-            _grow_in_turn(self, &request)
-        turn_give(&state.growth_turn)
-        return request.status
-
-    cdef BlockId climb(self, Request* request, int first, int last) noexcept nogil:
-        """Try some rungs of the ladder.  Takes no lock but for moments."""
-        cdef CoreState* state = &self.state
-        cdef int rung
-        self.settle()
-        for rung in range(first, last + 1):
-            atomic_add(state.rung_tries[rung], 1)
-            request.tried |= <uint32_t> 1 << rung
-            if LADDER[rung](self, request) or (rung > RUNG_SEARCH and _search(self, request)):
-                atomic_add(state.rung_hits[rung], 1)
-                break
-        if request.grown and request.block_id:
-            atomic_add(state.misses, 1)
-            atomic_add(state.missed_bytes, request.requested)
-        return request.block_id
+    cdef bint set_limit(self, uint64_t nbytes) noexcept nogil:
+        """Change the limit; False, and nothing is changed, where more is reserved or being asked for."""
+        cdef bint possible
+        spin_lock(&self.state.lock)
+        possible = self.state.committed <= nbytes
+        if possible:
+            self.state.limit = nbytes
+        spin_unlock(&self.state.lock)
+        return possible
 
     cdef void count_failure(self, int status) noexcept nogil:
         """A request has failed, for want of memory or because the source did with `status`."""
@@ -534,45 +359,6 @@ cdef class Core:
                 return True
         return False
 
-    cdef void tidy(self, bint now) noexcept nogil:
-        """Give idle segments back where more stays reserved than live memory has needed of late.
-
-        The cache policy of an adaptive pool.  Every few frees it looks at the excess: what is reserved
-        beyond what is live.  Up to a sixteenth of what is live is kept.  Where it is more for a number of looks,
-        or for two while live memory falls steeply, the least of these is surplus, and idle segments go back,
-        the newest first, until a thirty-second of what is live is left or no segment is small enough.  Where
-        none is idle, the next try waits until less is live, or for a number of frees that doubles each time.
-        """
-        cdef Demand* demand = &self.state.demand
-        cdef uint64_t number = atomic_add(demand.frees, 1)
-        cdef uint64_t live, excess
-        if not now and number % FREES_A_LOOK or atomic_exchange(demand.busy, 1):
-            return
-        live = core_live_bytes(&self.state)
-        excess = atomic_read(self.state.reserved)
-        excess = excess - live if excess > live else 0
-        if number % FREES_A_WINDOW == 0:
-            atomic_write(demand.low_before, demand.low)
-            atomic_write(demand.low, live)
-        elif live < demand.low:
-            atomic_write(demand.low, live)
-        if excess <= live // 16:
-            demand.looks = 0
-            demand.next_try = 0
-            demand.tried_live = 0
-        else:
-            if demand.looks == 0:
-                demand.first_live = live
-            if demand.looks == 0 or excess < demand.least_excess:
-                demand.least_excess = excess
-            demand.looks += 1
-            if now or (demand.looks >= ENOUGH_LOOKS or demand.looks > 1 and live + live // 64 < demand.first_live) and (
-                    number >= demand.next_try or live + live // 168 < demand.tried_live):
-                # What was needed within these looks stays.
-                self.give_surplus(number, live, live + (0 if now else excess - demand.least_excess))
-                demand.looks = 0
-        atomic_write(demand.busy, 0)
-
     cdef bint give_idle(self, uint64_t keep, uint64_t enough) noexcept nogil:
         """Give idle segments back while more than `enough` bytes are reserved and at least `keep` will be."""
         cdef Segment idle
@@ -582,20 +368,6 @@ cdef class Core:
             self.give_back(&idle)
             any = True
         return any
-
-    cdef void give_surplus(self, uint64_t number, uint64_t live, uint64_t keep) noexcept nogil:
-        """Give idle segments back while there is a surplus, and plan the next try where none is idle."""
-        cdef Demand* demand = &self.state.demand
-        self.prove_idle()
-        if self.give_idle(keep, live + live // 32):
-            demand.next_try = 0
-            demand.tried_live = 0
-            return
-        # With less live there may soon be one; else not.
-        demand.patience = FREES_A_WINDOW if live < demand.tried_live or demand.tried_live == 0 else (
-            min(demand.patience * 2, <uint64_t> MOST_PATIENCE))
-        demand.next_try = number + demand.patience
-        demand.tried_live = live
 
     cdef void prove_idle(self) noexcept nogil:
         """Bring home what streams lent one another, and learn what is complete, without waiting."""

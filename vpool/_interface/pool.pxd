@@ -4,3 +4,4 @@ from vpool._interface.lender cimport Lender
 
 cdef class Pool(Lender):
     cdef readonly object strategy
+    cdef object maintainer        # its helper thread, if one is wanted

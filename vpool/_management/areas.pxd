@@ -24,7 +24,7 @@ cdef class Areas:
     cdef uint64_t band
     cdef uint64_t fixed_address   # where the fixed core's memory is
     cdef uint64_t fixed_bytes
-    cdef uint64_t fixed_alignment # that each of its blocks has
+    cdef uint64_t fixed_alignment  # that each of its blocks has
     cdef uint64_t watermark       # live bytes of it from which on the other area grows ahead
     cdef bint only_blocks         # a request larger than every block of the core is an error
     cdef uint64_t largest_block
@@ -51,6 +51,7 @@ cdef class Areas:
     cdef void coalesce(self) noexcept nogil
     cdef void reset_peaks(self) noexcept nogil
     cdef void check(self, Broken* broken) noexcept nogil
+    cdef bint set_limit(self, uint64_t nbytes) noexcept nogil
     cdef int maintain(self) noexcept nogil
     cdef void after_free(self) noexcept nogil
     cdef bint may_have_idle(self) noexcept nogil
@@ -60,7 +61,8 @@ cdef class Areas:
     cdef CoreState* state_of(self, Arena* arena) noexcept nogil
 
 
-cdef void request_init(Areas areas, Request* request, Arena* arena, uint64_t requested, uint64_t alignment) noexcept nogil
+cdef void request_init(Areas areas, Request* request, Arena* arena, uint64_t requested,
+                       uint64_t alignment) noexcept nogil
 
 
 cdef inline bint is_common(Areas areas, uint64_t requested) noexcept nogil:

@@ -10,6 +10,9 @@ from vpool._management.state cimport CoreState, Request, Segment
 from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.source cimport Source
 
+cdef enum:
+    STATUS_MISALIGNED = -1        # of `add_segment`: the base is no multiple of the granule; ask for one more
+
 
 cdef class Core:
     cdef CoreState state
@@ -26,7 +29,7 @@ cdef class Core:
     cdef int take_all(self, uint64_t nbytes) noexcept nogil
     cdef bint cut(self, uint64_t nbytes, uint64_t count) noexcept nogil
     cdef void index_blocks(self, uint64_t nbytes, uint64_t count) noexcept nogil
-    cdef int ensure(self, uint64_t nbytes) noexcept nogil
+    cdef bint set_limit(self, uint64_t nbytes) noexcept nogil
     cdef void discard_slot(self, Arena* arena, uint64_t* waited) noexcept nogil
     cdef void make_restful(self, bint may_drain) noexcept nogil
     cdef bint slot_at_rest(self, int slot) noexcept nogil
@@ -35,7 +38,6 @@ cdef class Core:
     cdef void settle(self) noexcept nogil
     cdef uint64_t may_take(self, uint64_t least, uint64_t most, uint16_t tag) noexcept nogil
     cdef void not_taken(self, uint64_t nbytes) noexcept nogil
-    cdef BlockId climb(self, Request* request, int first, int last) noexcept nogil
     cdef void count_failure(self, int status) noexcept nogil
     cdef bint put(self, uint64_t address, uint16_t hint) noexcept nogil
     cdef int add_segment(self, uint64_t nbytes, Request* request) noexcept nogil
@@ -46,8 +48,6 @@ cdef class Core:
     cdef int release_idle(self, uint64_t keep, uint64_t* released) noexcept nogil
     cdef void prove_idle(self) noexcept nogil
     cdef bint give_idle(self, uint64_t keep, uint64_t enough) noexcept nogil
-    cdef void give_surplus(self, uint64_t number, uint64_t live, uint64_t keep) noexcept nogil
-    cdef void tidy(self, bint now) noexcept nogil
     cdef void coalesce(self) noexcept nogil
     cdef int drain(self) noexcept nogil
     cdef void reset_peaks(self) noexcept nogil

@@ -1,0 +1,192 @@
+"""The ladder of a miss: what is tried before a request fails, and how a pool grows."""
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memset
+
+from vpool._base.bias cimport bias_drop, bias_take
+from vpool._base.lock cimport atomic_add, atomic_read, atomic_write
+from vpool._base.turn cimport turn_give, turn_take
+from vpool._base.types cimport GRANULE, SEGMENT_ROUNDING, BlockId, round_down, round_up
+from vpool._management.core cimport STATUS_MISALIGNED, Core, core_live_bytes, request_broken
+from vpool._management.cross cimport cross_merge, cross_ready, cross_steal, cross_take_own
+from vpool._management.freelist cimport freelist_find
+from vpool._management.state cimport RUNG_SEARCH, RUNGS, STATE_ADAPTIVE, CoreState, GrowthRule, Request, slot_count
+from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
+
+RUNG_NAMES = (
+    "search the whole size class",
+    "pending blocks that are ready",
+    "other streams' free blocks",
+    "merge across streams",
+    "grow",
+    "give idle segments back and grow",
+    "pressure callbacks",
+    "collect Python's garbage",
+    "wait for pending work",
+)
+
+ctypedef BlockId (*rung_t)(Core core, Request* request) noexcept nogil
+
+
+cdef BlockId _search(Core core, Request* request) noexcept nogil:
+    return cross_take_own(request)
+
+
+cdef void take_crossing(Core core, Request* request) noexcept nogil:
+    """The crossing turn, for a request whose stream its caller has just named."""
+    turn_take(&core.state.crossing_turn)
+    core.state.table[request.arena.slot].asking = True
+
+
+cdef void give_crossing(Core core, Request* request) noexcept nogil:
+    core.state.table[request.arena.slot].asking = False
+    turn_give(&core.state.crossing_turn)
+
+
+cdef BlockId _ready(Core core, Request* request) noexcept nogil:
+    if atomic_read(request.arena.pending_blocks):
+        take_crossing(core, request)
+        cross_ready(&core.state, core.source, request.arena)
+        give_crossing(core, request)
+    return 0
+
+
+cdef BlockId _steal(Core core, Request* request) noexcept nogil:
+    if slot_count(&core.state) > 1:
+        take_crossing(core, request)
+        cross_steal(&core.state, core.source, request)
+        give_crossing(core, request)
+    return request.block_id
+
+
+cdef BlockId _merge(Core core, Request* request) noexcept nogil:
+    if slot_count(&core.state) > 1:
+        take_crossing(core, request)
+        cross_merge(&core.state, core.source, request)
+        give_crossing(core, request)
+    return request.block_id
+
+
+cdef BlockId _grow(Core core, Request* request) noexcept nogil:
+    """Ask the source for a segment by the growth rule, for less near a limit, at last for the need."""
+    if not turn_take(&core.state.growth_turn) or not _search(core, request):
+        _grow_in_turn(core, request)
+    turn_give(&core.state.growth_turn)
+    return request.block_id
+
+
+cdef uint64_t _next_step(CoreState* state) noexcept nogil:
+    cdef GrowthRule* rule = &state.rule
+    cdef uint64_t reserved = atomic_read(state.reserved)
+    cdef uint64_t step = rule.step
+    if reserved == 0:
+        return rule.initial
+    if step == 0:
+        step = <uint64_t> (<double> reserved * (rule.factor - 1))
+    return _adapted(state, step, reserved) if atomic_read(state.word) & STATE_ADAPTIVE else step
+
+
+cdef uint64_t _adapted(CoreState* state, uint64_t step, uint64_t reserved) noexcept nogil:
+    """A step that follows recent demand: a quarter of what live memory has risen by, an eighth of all at most."""
+    cdef uint64_t live = core_live_bytes(state)
+    cdef uint64_t low = min(state.demand.low, state.demand.low_before)
+    cdef uint64_t risen = live - low if live > low else 0
+    step = min(step, reserved // 8)
+    return min(step, risen // 4)
+
+
+cdef void _make_room(Core core) noexcept nogil:
+    """Of an adaptive pool: idle segments that did not fit the request go back before another one comes."""
+    cdef uint64_t live = core_live_bytes(&core.state)
+    if atomic_read(core.state.reserved) > live + live // 16:
+        core.prove_idle()
+        core.give_idle(live, live + live // 32)
+
+
+cdef void _grow_in_turn(Core core, Request* request) noexcept nogil:
+    cdef CoreState* state = &core.state
+    # A segment may begin at any multiple of the granule, so an alignment can cost that much more.
+    cdef uint64_t need = request.nbytes + request.alignment - GRANULE + state.base_slack
+    cdef uint64_t want = _next_step(state)
+    cdef uint64_t granted
+    cdef int status
+    if atomic_read(state.word) & STATE_ADAPTIVE:
+        _make_room(core)
+        want = _next_step(state)
+    # What a request alone decides has its size: a tail would take small blocks, which outlive it and pin all of it.
+    want = round_up(want, SEGMENT_ROUNDING if want >= SEGMENT_ROUNDING else GRANULE) if want > need else need
+    while True:
+        granted = core.may_take(need, want, request.tag)
+        if granted == 0:
+            return
+        status = core.add_segment(granted, request)
+        if status == STATUS_MISALIGNED:
+            need += GRANULE
+            want = need if need > want else want
+            continue
+        if status == STATUS_OK:
+            if request.requested and request.nbytes > state.largest_growth:
+                atomic_write(state.largest_growth, request.nbytes)
+            return
+        request.status = status
+        request.refused = granted
+        if granted == need or status != STATUS_OUT_OF_MEMORY or request.no_record:
+            return
+        want = need + round_down((granted - need) >> 1, SEGMENT_ROUNDING)
+
+
+cdef BlockId _trim(Core core, Request* request) noexcept nogil:
+    """Give back what is idle and surely complete, then grow by what the request needs."""
+    cdef uint64_t released = 0
+    if request_broken(request):
+        return 0
+    core.prove_idle()
+    core.release_idle(0, &released)
+    return _grow(core, request) if released else 0
+
+
+cdef BlockId _wait(Core core, Request* request) noexcept nogil:
+    """Wait for the device; then pending blocks are free, and what is idle can go."""
+    if core.drain() != STATUS_OK:
+        return 0
+    return request.block_id if _search(core, request) or _merge(core, request) else _trim(core, request)
+
+
+cdef rung_t[<int> RUNGS] LADDER = [_search, _ready, _steal, _merge, _grow, _trim, NULL, NULL, _wait]
+
+
+cdef BlockId ladder_climb(Core core, Request* request, int first, int last) noexcept nogil:
+    """Try some rungs of the ladder.  Takes no lock but for moments."""
+    cdef CoreState* state = &core.state
+    cdef int rung
+    core.settle()
+    for rung in range(first, last + 1):
+        atomic_add(state.rung_tries[rung], 1)
+        request.tried |= <uint32_t> 1 << rung
+        if LADDER[rung](core, request) or (rung > RUNG_SEARCH and _search(core, request)):
+            atomic_add(state.rung_hits[rung], 1)
+            break
+    if request.grown and request.block_id:
+        atomic_add(state.misses, 1)
+        atomic_add(state.missed_bytes, request.requested)
+    return request.block_id
+
+
+cdef int ladder_ensure(Core core, uint64_t nbytes) noexcept nogil:
+    """Grow by the growth rule unless a free block of `nbytes` is at hand; the source's status."""
+    cdef CoreState* state = &core.state
+    cdef Request request
+    cdef uint32_t slot
+    cdef bint found = False
+    memset(&request, 0, sizeof(Request))
+    request.arena = state.arenas[0]
+    request.nbytes = round_up(nbytes, GRANULE)
+    request.alignment = GRANULE
+    turn_take(&state.growth_turn)
+    for slot in range(slot_count(state)):
+        bias_take(&state.arenas[slot].lock)
+        found = found or freelist_find(state.arenas[slot], request.nbytes) != 0
+        bias_drop(&state.arenas[slot].lock)
+    if not found:
+        _grow_in_turn(core, &request)
+    turn_give(&state.growth_turn)
+    return request.status
