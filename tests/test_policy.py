@@ -4,7 +4,6 @@ import dataclasses
 import pickle
 import re
 import string
-import sys
 from pathlib import Path
 
 import pytest
@@ -462,16 +461,14 @@ class TestReplay:
         assert vpool.replay(made((1, 2 * MIB)), small, source=None).oom["event"] == 0
 
     @pytest.mark.parametrize("capacity", [None, "64MiB"])
-    def test_how_blocks_are_cut_reaches_the_pool(self, capacity, monkeypatch):
-        given = {}
-
-        def pool(strategy, source, name, **cut):
-            given.update(cut)
-            return vpool.Pool(strategy, source, name=name)
-
-        monkeypatch.setattr(sys.modules["vpool.replay"], "Pool", pool)  # `vpool.replay` is the function
-        vpool.replay(made(*SMALL), vpool.Policy(rounding=512, minimum_remainder="4KiB"), capacity=capacity)
-        assert given == {"rounding": 512, "minimum_remainder": 4096}
+    def test_how_blocks_are_cut_reaches_the_pool(self, capacity):
+        trace = made((1, 100), (2, 5000))
+        plain = vpool.replay(trace, vpool.Policy(), capacity=capacity)
+        assert plain.peak_allocated_bytes == 256 + 5120
+        rounded = vpool.replay(trace, vpool.Policy(rounding=4096), capacity=capacity)
+        assert rounded.peak_allocated_bytes == 4096 + 8192
+        whole = vpool.replay(trace, vpool.Policy(minimum_remainder="1GiB"), capacity=capacity)
+        assert whole.peak_allocated_bytes >= 64 * MIB, "no block is cut that would leave less than a GiB"
 
 
 @pytest.mark.usefixtures("no_default_pools")

@@ -11,7 +11,7 @@ import vpool
 from tests.helpers.pools import GIB, MIB, host_pool, round_up
 from tests.helpers.traces import ALL, EIGHT, FOLDER, SMALL, made, recorded
 from vpool._interface.replay import Replayer
-from vpool.replay import PatternError
+from vpool.errors import PatternError
 
 FIRST_SEGMENT = 256 * MIB
 # A plain exact best-fit simulation of the Dynamic rule gives 1.52 at worst and 1.20 in the mean.

@@ -1,17 +1,10 @@
 """Replay: a recorded trace through a real pool."""
 
-import contextlib
 import os
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 
-import numpy as np
-
-from vpool import sources
-from vpool._interface.pool import Pool
-from vpool._interface.replay import Replayer
-from vpool.errors import PatternError, SourceError
 from vpool.policy import Policy
-from vpool.report import Report
+from vpool.runs import ReplayResult, run
 from vpool.sizes import parse_size
 from vpool.sizing import fixed_for
 from vpool.strategies import Dynamic, Fixed, Hybrid, Strategy
@@ -19,74 +12,10 @@ from vpool.trace import Trace
 
 __all__ = ["ReplayResult", "policy_of", "replay", "strategy_of"]
 
-# Events between two calls of the progress function.
-_CHUNK = 1 << 16
 _STRATEGIES = ("fixed", "dynamic", "hybrid")
 
 
-@dataclass(frozen=True)
-class ReplayResult:
-    """What one strategy did with one trace.
-
-    Attributes
-    ----------
-    events, allocations : int
-        Of the trace.
-    peak_live_bytes : int
-        The most requested bytes that are live at once.
-    peak_reserved_bytes, peak_allocated_bytes : int
-        The most that the pool held, and lent, over all passes.
-    reserved_over_live : float
-        peak reserved / peak live; 1 is perfect, 0 where nothing is ever live.
-    source_calls : int
-        Segments asked of the source, refused ones counted, over all passes.
-    external_fragmentation, internal_fragmentation, utilization : float
-        Of the pool at the moment of the first pass when the most bytes are live (see `Report`), or
-        when it ran out of memory.
-    ns_per_event : float or None
-        Nanoseconds of the first pass without driver time; None where patterns were written.
-    oom : dict or None
-        ``event``, ``requested`` and ``live_bytes`` of the request that failed.
-    warm_ns_per_event : list of float or None
-        `ns_per_event` of each pass.
-    driver_calls, driver_ns : list of int
-        Calls of the source's driver in each pass, and the nanoseconds that they took.
-    waited : int
-        Requests that waited for a new segment, over all passes.
-    core_share : float or None
-        Share of the requests that a fixed core served, over all passes; None for a strategy without one.
-    verified_bytes : int
-        Bytes of the blocks whose pattern was verified, over all passes; 0 without patterns.
-    report : Report
-        Of the pool at that moment of the first pass.
-    """
-
-    events: int
-    allocations: int
-    peak_live_bytes: int
-    peak_reserved_bytes: int
-    reserved_over_live: float
-    peak_allocated_bytes: int
-    source_calls: int
-    external_fragmentation: float
-    internal_fragmentation: float
-    utilization: float
-    ns_per_event: float | None
-    oom: dict | None
-    warm_ns_per_event: list
-    driver_calls: list
-    driver_ns: list
-    waited: int = 0
-    core_share: float | None = None
-    verified_bytes: int = 0
-    report: Report | None = field(default=None, repr=False, compare=False)
-
-    def to_dict(self):
-        """Every attribute but `report`, as plain Python types."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "report"}
-
-
-def strategy_of(strategy, trace=None, capacity=None):
+def strategy_of(strategy, trace=None, capacity=None, passes=1):
     """The strategy that a name or an object means; the default one for None.
 
     ``"fixed"`` is a slab of `capacity`, or else the smallest that is enough for `trace`, and ``"hybrid"``
@@ -98,7 +27,7 @@ def strategy_of(strategy, trace=None, capacity=None):
         if strategy not in _STRATEGIES:
             raise ValueError(f"no strategy {strategy!r}; a name ({', '.join(sorted(_STRATEGIES))}) or a policy file")
         if strategy == "fixed":
-            return fixed_for(trace) if capacity is None else Fixed(capacity)
+            return fixed_for(trace, passes) if capacity is None else Fixed(capacity)
         return Hybrid.from_trace(trace)
     if not isinstance(strategy, Strategy):
         raise TypeError(
@@ -107,7 +36,7 @@ def strategy_of(strategy, trace=None, capacity=None):
     return strategy
 
 
-def policy_of(strategy, trace=None, capacity=None):
+def policy_of(strategy, trace=None, capacity=None, passes=1):
     """The policy that a name, a path, a policy or a strategy means; the default one for None.
 
     A string that is no strategy's name is a path if there is such a file, or if it ends in ``.toml``.
@@ -116,7 +45,7 @@ def policy_of(strategy, trace=None, capacity=None):
         strategy = Policy.load(strategy)
     if isinstance(strategy, Policy):
         return replace(strategy, strategy=strategy_of(strategy.strategy))
-    return Policy(strategy_of(strategy, trace, capacity))
+    return Policy(strategy_of(strategy, trace, capacity, passes))
 
 
 def _is_path(strategy):
@@ -180,136 +109,8 @@ def replay(
     """
     if not isinstance(trace, Trace):
         trace = Trace.load(trace)
-    if passes < 1:
-        raise ValueError(f"passes must be at least 1, got {passes}")
     capacity = None if capacity is None else parse_size(capacity, "capacity")
-    pool = _pool_for(policy_of(strategy, trace, capacity), source, capacity)
-    if patterns and not pool.source.has_memory:
-        raise ValueError(f"source {pool.source.name!r} has no memory to write patterns into")
-    with pool, _streams_of(pool.source.driver, trace) as streams:
-        replayer = Replayer(pool, trace, streams, pessimistic, patterns, maintain)
-        return _Run(pool, trace, replayer, passes, patterns, progress).result()
-
-
-@contextlib.contextmanager
-def _streams_of(driver, trace):
-    """A stream for each of the trace's by its index: 0 is the default stream, the others are new."""
-    made = {}
-    try:
-        for index in np.unique(trace.stream):
-            made[int(index)] = driver.create_stream() if index else 0
-        yield made
-    finally:
-        for stream in made.values():
-            if stream:
-                driver.destroy_stream(stream)
-
-
-def _pool_for(policy, source, capacity):
-    strategy = policy.strategy
-    if capacity is not None:
-        strategy = strategy.within(capacity)
-        if source == "simulated":
-            source = sources.Simulated(capacity)
-    elif source == "simulated" and isinstance(strategy.limit_of(), float):
-        # Unbounded: the 80 % of a device that is not there would mean nothing.
-        strategy = strategy.with_limit(1.0)
-    policy = replace(policy, strategy=strategy)
-    return Pool(**policy.pool_arguments(source=source), name="replay")
-
-
-class _Run:
-    """The passes of one replay and what they showed."""
-
-    def __init__(self, pool, trace, replayer, passes, patterns, progress):
-        self.pool = pool
-        self.trace = trace
-        self.passes = passes
-        self.patterns = patterns
-        self.progress = progress
-        self.replayer = replayer
-        self.worst = None
-        self.oom = None
-        self.nanoseconds = []
-        self.driver_calls = []
-        self.driver_ns = []
-
-    def result(self):
-        for number in range(self.passes):
-            self._run_pass(number)
-            if self.oom is not None:
-                break
-        trace, stats = self.trace, self.pool.stats
-        worst = self.worst if self.worst is not None else self.pool.inspect()
-        per_event = [None if self.patterns else ns / max(1, len(trace)) for ns in self.nanoseconds]
-        live = trace.peak_live_bytes
-        return ReplayResult(
-            events=len(trace),
-            allocations=trace.allocations,
-            peak_live_bytes=live,
-            peak_reserved_bytes=stats.peak_reserved_bytes,
-            reserved_over_live=stats.peak_reserved_bytes / live if live else 0.0,
-            peak_allocated_bytes=stats.peak_allocated_bytes,
-            source_calls=stats.source_calls,
-            external_fragmentation=worst.external_fragmentation,
-            internal_fragmentation=worst.internal_fragmentation,
-            utilization=worst.utilization,
-            ns_per_event=per_event[0],
-            oom=self.oom,
-            warm_ns_per_event=per_event,
-            driver_calls=self.driver_calls,
-            driver_ns=self.driver_ns,
-            waited=stats.allocations - stats.hits,
-            core_share=self.pool.core_share,
-            verified_bytes=self.replayer.verified,
-            report=worst,
-        )
-
-    def _driver_totals(self):
-        calls = self.pool.source.driver.calls()
-        # Patterns are the replay's own doing, not the pool's.
-        mine = [figures for name, figures in calls.items() if name not in ("fill", "read", "write")]
-        return sum(figures[0] for figures in mine), sum(figures[2] for figures in mine)
-
-    def _run_pass(self, number):
-        begin = self.replayer.nanoseconds
-        calls, driver_ns = self._driver_totals()
-        peak = self.trace.peak_event + 1
-        if self._run_events(number, 0, peak) and number == 0:
-            before = self._driver_totals()
-            self.worst = self.pool.inspect()
-            after = self._driver_totals()
-            calls += after[0] - before[0]
-            driver_ns += after[1] - before[1]
-        if self.oom is None:
-            self._run_events(number, peak, len(self.trace))
-        after = self._driver_totals()
-        self.driver_calls.append(after[0] - calls)
-        self.driver_ns.append(after[1] - driver_ns)
-        self.nanoseconds.append(max(0, self.replayer.nanoseconds - begin - self.driver_ns[-1]))
-        if not self.replayer.finish():
-            raise PatternError("a block that was live at the end of the trace does not hold its pattern")
-
-    def _run_events(self, number, begin, end):
-        """Replay a range of events; False where it ran out of memory."""
-        while begin < end:
-            # Without somebody who looks at it, progress would only cost time.
-            stop = min(end, begin + _CHUNK) if self.progress else end
-            done = self.replayer.run(begin, stop)
-            if self.progress:
-                self.progress(number * len(self.trace) + done, self.passes * len(self.trace))
-            if done < stop:
-                self._stopped_at(done)
-                return False
-            begin = stop
-        return True
-
-    def _stopped_at(self, event):
-        if self.replayer.mismatch >= 0:
-            raise PatternError(f"event {event}: the block that is freed does not hold its pattern")
-        name = self.replayer.source_failed
-        if name:
-            raise SourceError(f"event {event}: the source failed: {name}", name)
-        live = int(self.trace.live_bytes[event - 1]) if event else 0
-        self.oom = {"event": event, "requested": int(self.trace.bytes[event]), "live_bytes": live}
-        self.worst = self.pool.inspect()
+    policy = policy_of(strategy, trace, capacity, passes)
+    return run(
+        trace, policy, source, capacity, passes, pessimistic, patterns=patterns, maintain=maintain, progress=progress
+    )

@@ -3,6 +3,8 @@
 import numpy as np
 
 from vpool.errors import OutOfMemoryError
+from vpool.policy import Policy
+from vpool.runs import run
 from vpool.strategies import GRANULE, Dynamic, Fixed, Hybrid
 from vpool.trace import Trace
 
@@ -16,7 +18,7 @@ _MOST_SIZES = 16  # so many kinds of equal blocks at most
 _BLOCKS_MAY_COST = 1.02
 
 
-def smallest_slab(trace, precision=PRECISION):
+def smallest_slab(trace, precision=PRECISION, passes=1):
     """Bytes of the smallest slab found in which a trace completes.
 
     Parameters
@@ -24,6 +26,8 @@ def smallest_slab(trace, precision=PRECISION):
     trace : Trace
     precision : float
         How far above a capacity that is not enough the answer may be.
+    passes : int
+        How often the trace shall complete in it, one after the other.
 
     Returns
     -------
@@ -36,10 +40,9 @@ def smallest_slab(trace, precision=PRECISION):
     about log2(0.3 / precision) of them.  A larger slab can fail where a smaller one does not, so a still
     smaller one may be enough by luck.
     """
-    from vpool.replay import replay
 
     def completes(granules):
-        return replay(trace, Fixed(granules * GRANULE), passes=1).oom is None
+        return run(trace, Policy(Fixed(granules * GRANULE)), passes=passes).oom is None
 
     low = -(-trace.peak_live_bytes // GRANULE)
     if low == 0:
@@ -60,9 +63,9 @@ def smallest_slab(trace, precision=PRECISION):
     return high * GRANULE
 
 
-def fixed_for(trace):
+def fixed_for(trace, passes=1):
     """A slab that is just enough for a trace."""
-    return Fixed(max(GRANULE, smallest_slab(trace)))
+    return Fixed(max(GRANULE, smallest_slab(trace, passes=passes)))
 
 
 def hybrid_for(trace, coverage=0.9):

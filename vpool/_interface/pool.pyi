@@ -1,23 +1,36 @@
 from collections.abc import Callable
+from os import PathLike
 from types import TracebackType
 from typing import Self, SupportsIndex
 
 from vpool._interface.buffer import Buffer
 from vpool._interface.lender import Lender
 from vpool._storage.source import Source
+from vpool.policy import Policy
 from vpool.report import Report
 from vpool.stats import PoolStats
-from vpool.strategies import Dynamic
+from vpool.strategies import Strategy
 
 class Pool(Lender):
     def __new__(
         cls,
-        strategy: Dynamic | None = None,
+        strategy: Strategy | None = None,
         source: str | Source | None = None,
         device: int | None = None,
         name: str | None = None,
         *,
         on_pressure: str = "wait",
+        rounding: SupportsIndex = 256,
+        minimum_remainder: SupportsIndex = 256,
+        maintain_every: float | None = None,
+    ) -> Self: ...
+    @classmethod
+    def from_policy(
+        cls,
+        policy: str | PathLike[str] | Policy | Strategy,
+        source: str | Source | None = None,
+        device: int | None = None,
+        name: str | None = None,
     ) -> Self: ...
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -28,7 +41,7 @@ class Pool(Lender):
         /,
     ) -> None: ...
     @property
-    def strategy(self) -> Dynamic: ...
+    def strategy(self) -> Strategy: ...
     @property
     def source(self) -> Source: ...
     @property
@@ -46,6 +59,11 @@ class Pool(Lender):
     def forget_stream(self, stream: object) -> None: ...
     def on_pressure(self, fn: Callable[[int], object], priority: int = 0) -> None: ...
     def inspect(self) -> Report: ...
+    @property
+    def core_share(self) -> float | None: ...
+    def apply(self, policy: str | PathLike[str] | Policy | Strategy) -> None: ...
+    def set_limit(self, nbytes: int | str) -> None: ...
+    def maintain(self) -> None: ...
     def coalesce(self) -> int: ...
     def trim(self, keep: int | str = 0) -> int: ...
     def reset_peaks(self) -> None: ...

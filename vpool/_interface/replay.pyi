@@ -9,6 +9,7 @@ class Replayer:
         streams: dict[int, int],
         pessimistic: bool = False,
         patterns: bool = False,
+        maintain: bool = False,
     ) -> None: ...
     @property
     def nanoseconds(self) -> int: ...

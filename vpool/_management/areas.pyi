@@ -1,10 +1,20 @@
 """What Python code sees of `vpool._management.areas`."""
 
 from vpool._management.core import Core
+from vpool._storage.source import Source
+from vpool.strategies import Numbers
 
 class Areas:
-    core: Core
-    fixed: Core | None
-    block_sizes: tuple[tuple[int, int], ...]
+    def __new__(
+        cls, source: Source, numbers: Numbers, *, minimum_remainder: int = 256, rounding: int = 256
+    ) -> Areas: ...
+    @property
+    def core(self) -> Core: ...
+    @property
+    def fixed(self) -> Core | None: ...
+    @property
+    def block_sizes(self) -> tuple[tuple[int, int], ...]: ...
+    def wait(self, may: bool) -> None: ...
+    def apply(self, numbers: Numbers) -> None: ...
 
 class CoreNotTaken(Exception): ...

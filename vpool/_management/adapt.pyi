@@ -1,0 +1,1 @@
+"""What Python code sees of `vpool._management.adapt`: nothing."""
