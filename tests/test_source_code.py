@@ -35,6 +35,7 @@ LAYERS = {
         "vpool.ranges",
         "vpool.peers",
         "vpool.compare",
+        "vpool.claims",
     ),
     "package": ("vpool",),
     "commands": ("vpool.commands", "vpool.__main__"),
