@@ -4,9 +4,18 @@ from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from vpool._base.bias cimport bias_drop, bias_init, bias_take
 from vpool._base.lock cimport atomic_read, atomic_write, spin_lock, spin_unlock
 from vpool._base.memory cimport lazy_release, lazy_reserve
-from vpool._base.types cimport BLOCK_EDGE, BLOCK_FREE, FLAG_SOLID, GRANULE, Block, BlockId, round_up
+from vpool._base.types cimport (
+    BLOCK_EDGE,
+    BLOCK_FREE,
+    FLAG_SOLID,
+    GRANULE,
+    Block,
+    BlockId,
+    count_trailing_zeros,
+    round_up,
+)
 from vpool._management.arena cimport CLASSES_PER_ROW, ROWS, Arena, Dependency, Peaks, arena_allocated
-from vpool._management.freelist cimport class_of, freelist_find, freelist_insert, freelist_remove
+from vpool._management.freelist cimport class_of, freelist_find, freelist_insert, freelist_remove, freelist_take_out
 from vpool._management.hit cimport hit_cut, hit_take_from
 from vpool._management.index cimport index_bucket
 from vpool._management.record cimport record_delete, record_new
@@ -229,6 +238,7 @@ cdef void arena_index_solid(Arena* arena, BlockId edge_id, uint64_t nbytes, uint
         arena.solid_bytes = count * nbytes
         arena.solid_size = nbytes
         arena.solid_first = first
+        arena.solid_shift = count_trailing_zeros(nbytes) if nbytes & (nbytes - 1) == 0 else 0
         arena.solid_count = <uint32_t> count
         arena.solid_class = class_of(nbytes)
 
@@ -242,9 +252,16 @@ cdef bint arena_remove_solid(Arena* arena, BlockId edge_id, uint64_t done) noexc
             return False
         block_id = arena.blocks[block_id].next
     block_id = arena.blocks[edge_id].next
+    if arena.solid_size:
+        # They are all that the list has.
+        arena.heads[arena.solid_class] = block_id
+        arena.blocks[block_id].list_prev = 0
+        arena.blocks[block_id].list_next = 0
+        freelist_remove(arena, &arena.blocks[block_id])
     while block_id:
         next_id = arena.blocks[block_id].next
-        freelist_remove(arena, &arena.blocks[block_id])
+        if arena.solid_size == 0:
+            freelist_remove(arena, &arena.blocks[block_id])
         record_delete(arena, block_id)
         block_id = next_id
     record_delete(arena, edge_id)
@@ -258,7 +275,7 @@ cdef bint arena_remove_segment(Arena* arena, BlockId edge_id, uint64_t nbytes) n
     cdef Block* block = &arena.blocks[block_id]
     if block.state != BLOCK_FREE or block.nbytes != nbytes:
         return False
-    freelist_remove(arena, block)
+    freelist_take_out(arena, block_id)
     record_delete(arena, block_id)
     record_delete(arena, edge_id)
     return True

@@ -12,7 +12,7 @@ from libc.stdint cimport int64_t, uint16_t, uint64_t
 from vpool._base.lock cimport lone_count
 from vpool._base.types cimport BLOCK_EDGE, BLOCK_FREE, BLOCK_LENT, FLAG_SOLID, Block, BlockId
 from vpool._management.arena cimport Arena, arena_add_segment, arena_remove_segment
-from vpool._management.freelist cimport freelist_remove
+from vpool._management.freelist cimport freelist_take_out
 from vpool._management.hit cimport hit_cut
 from vpool._management.record cimport record_delete, record_new
 
@@ -39,7 +39,7 @@ cdef void lend_out(Arena* owner, BlockId block_id, uint64_t nbytes, uint16_t bor
     if front_id:
         block_id = front_id
     else:
-        freelist_remove(owner, &owner.blocks[block_id])
+        freelist_take_out(owner, block_id)
     _mark_lent(owner, block_id, borrower, extent)
     extent.freer = owner
     extent.stamp = stamp

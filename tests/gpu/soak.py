@@ -32,6 +32,15 @@ GRACE = 10  # seconds after which a soak that should have ended is taken for hun
 DELAY = 400_000  # clock cycles that some kernels wait before they look
 SLACK = 256 << 20  # bytes of the device's own figures: contexts, code and other processes
 STEP = 2654435761  # between the words of a pattern
+STRATEGIES = {
+    "dynamic": lambda limit: vpool.Dynamic(initial=0, limit=limit),
+    "adaptive": lambda limit: vpool.Dynamic(initial=0, limit=limit, adaptive=True),
+    "fixed": lambda limit: vpool.Fixed(limit),
+    "blocks": lambda limit: vpool.Hybrid(
+        limit // 2, block=limit // 8192, dynamic=vpool.Dynamic(initial=0, limit=limit)
+    ),
+    "hybrid": lambda limit: vpool.Hybrid(limit // 4, dynamic=vpool.Dynamic(initial=0, limit=limit)),
+}
 KERNELS = r"""
 extern "C" __global__ void fill(unsigned* words, unsigned long long count, unsigned value) {
     unsigned long long step = (unsigned long long) gridDim.x * blockDim.x;
@@ -368,7 +377,8 @@ def soak(options):
     device = (HostDevice if options.dry else CudaDevice)(options.streams, options.largest)
     before = device.free_bytes()
     faulthandler.dump_traceback_later(options.seconds + GRACE, exit=True)
-    pool = vpool.Pool(vpool.Dynamic(initial=0, limit=options.limit), source=device.source, name="soak")
+    strategy = STRATEGIES[options.strategy](options.limit)
+    pool = vpool.Pool(strategy, source=device.source, name="soak", maintain_every=0.01)
     run = Soak(device, pool, options)
     started = time.monotonic()
     looks = run.run(started + options.seconds)
@@ -398,7 +408,7 @@ def soak(options):
     }
     errors += [what for what, holds in expectations.items() if not holds]
     return {
-        **{name: getattr(options, name) for name in ("seed", "seconds", "threads", "streams", "limit", "largest")},
+        **{name: getattr(options, name) for name in ("strategy", "seed", "seconds", "threads", "streams", "limit", "largest")},
         "source": pool.source.name,
         "wall_s": round(wall, 2),
         "operations": counts["allocations"] + counts["frees"],
@@ -424,6 +434,7 @@ def parsed(arguments=None):
     parser.add_argument("--streams", type=int, default=8)
     parser.add_argument("--limit", default=None, help="of the pool; 8 GiB, or 64 MiB with --dry")
     parser.add_argument("--largest", default=None, help="block; 64 MiB, or 512 KiB with --dry")
+    parser.add_argument("--strategy", default="dynamic", choices=tuple(STRATEGIES))
     parser.add_argument("--shared", action="store_true", help="others use the device: do not compare its free memory")
     parser.add_argument("--dry", action="store_true", help="on the host source with simulated streams")
     options = parser.parse_args(arguments)

@@ -58,6 +58,7 @@ cdef struct Arena:
     uint64_t solid_bytes          # of all of them together
     uint64_t solid_size           # of one
     uint64_t solid_inverse        # 2**64 / granules of one, rounded up
+    uint32_t solid_shift          # its logarithm, 0 where it is no power of two
     BlockId solid_first
     uint32_t solid_count
     uint32_t solid_class

@@ -56,6 +56,20 @@ cdef inline void freelist_remove(Arena* arena, Block* block) noexcept nogil:
             arena.rows &= ~(<uint64_t> 1 << row)
 
 
+cdef inline void freelist_take_out(Arena* arena, BlockId block_id) noexcept nogil:
+    """Remove any block of a list.  O(blocks of its class) where lists are linked forwards only."""
+    cdef Block* block = &arena.blocks[block_id]
+    cdef BlockId before = 0
+    cdef BlockId at
+    if arena.solid_size:
+        at = arena.heads[class_of(block.nbytes)]
+        while at != block_id:
+            before = at
+            at = arena.blocks[at].list_next
+        block.list_prev = before
+    freelist_remove(arena, block)
+
+
 cdef inline void freelist_resize(Arena* arena, BlockId block_id, Block* block, uint64_t nbytes) noexcept nogil:
     """Change the size of a listed block; it changes lists only where it changes class."""
     if class_of(block.nbytes) == class_of(nbytes):

@@ -47,6 +47,8 @@ cdef inline BlockId hit_take_from(Arena* arena, BlockId block_id, uint64_t nbyte
         block_id = front_id
         block = &arena.blocks[front_id]
     else:
+        if unlikely(arena.solid_size != 0):
+            block.list_prev = 0                   # it is the first, and `solid_put` does not say so
         freelist_remove(arena, block)
     block.state = BLOCK_LIVE
     block.stamp = requested
@@ -92,7 +94,8 @@ cdef inline bint hit_put_record(Arena* arena, BlockId block_id, uint16_t generat
     return True
 
 
-# The same of solid blocks that are found by their place: a pop and a push.
+# The same of solid blocks that are found by their place: a pop and a push.  Their list is linked forwards
+# only; nothing but its first block is ever taken out, except by `freelist_take_out`.
 
 cdef inline BlockId solid_take(Arena* arena, uint64_t requested) noexcept nogil:
     """Lend a solid block; its number, or 0 where all are lent."""
@@ -101,9 +104,9 @@ cdef inline BlockId solid_take(Arena* arena, uint64_t requested) noexcept nogil:
     if unlikely(block_id == 0):
         return 0
     if likely(block.list_next != 0):
-        arena.blocks[block.list_next].list_prev = 0
         arena.heads[arena.solid_class] = block.list_next
     else:
+        block.list_prev = 0
         freelist_remove(arena, block)
     block.state = BLOCK_LIVE
     block.stamp = requested
@@ -133,9 +136,7 @@ cdef inline bint solid_put(Arena* arena, uint64_t address) noexcept nogil:
     block.generation += 1
     block.state = BLOCK_FREE
     block.stamp = lone_read(arena.sequence)
-    block.list_prev = 0
     block.list_next = head
-    arena.blocks[head].list_prev = block_id
     arena.heads[arena.solid_class] = block_id
     return True
 

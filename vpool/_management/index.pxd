@@ -6,7 +6,7 @@ operation ever rehashes the whole.  Chains run through `Block.list_next`, which 
 from libc.stdint cimport uint32_t, uint64_t
 
 from vpool._base.lock cimport lone_count
-from vpool._base.types cimport BLOCK_LIVE, GRANULE_BITS, Block, BlockId, unlikely
+from vpool._base.types cimport BLOCK_LIVE, GRANULE_BITS, Block, BlockId, likely, unlikely
 from vpool._management.arena cimport Arena, arena_grow_index
 
 cdef extern from *:
@@ -68,8 +68,11 @@ cdef inline bint is_solid(Arena* arena, uint64_t address) noexcept nogil:
 
 cdef inline BlockId solid_find(Arena* arena, uint64_t address) noexcept nogil:
     """Number of the live solid block that starts at `address`, which lies among them, or 0."""
-    cdef BlockId block_id = arena.solid_first + <BlockId> upper_half(
-        (address - arena.solid_address) >> GRANULE_BITS, arena.solid_inverse)
+    cdef uint64_t offset = address - arena.solid_address
+    # A shift where it can be one: the number is what everything behind waits for.
+    cdef BlockId block_id = arena.solid_first + <BlockId> (
+        offset >> arena.solid_shift if likely(arena.solid_shift != 0)
+        else upper_half(offset >> GRANULE_BITS, arena.solid_inverse))
     cdef Block* block = &arena.blocks[block_id]
     return block_id if block.address == address and block.state == BLOCK_LIVE else 0
 
