@@ -8,7 +8,7 @@ from vpool._interface import bench as loops
 from vpool._interface.pool import Pool
 from vpool.data import bundled_trace
 from vpool.replay import replay
-from vpool.strategies import Dynamic
+from vpool.strategies import Dynamic, Fixed, Hybrid
 
 __all__ = ["bench"]
 
@@ -62,6 +62,8 @@ def _measurements(scale):
     rng = np.random.default_rng(0)
     sizes = np.exp(rng.uniform(np.log(SMALLEST), np.log(LARGEST), 1 << 16)).astype(np.uint64)
     empty, used, python = _pool(), _populated_pool(), _populated_pool()
+    fixed = _populated_pool(Fixed("1GiB", block=_PAIR_BYTES, limit=1.0))
+    slab = _populated_pool(Hybrid("1GiB", dynamic=Dynamic(limit=1.0)))
 
     def random(live):
         with _pool() as pool:
@@ -73,6 +75,12 @@ def _measurements(scale):
     return [
         ("lock", "lock and unlock (the floor)", lambda: loops.lock_and_unlock(many) / many),
         ("pair", "compiled pair, 4 KiB, among 10,000 blocks", lambda: loops.pair(used, _PAIR_BYTES, many) / many),
+        (
+            "pair_fixed",
+            "compiled pair, equal blocks of a fixed pool",
+            lambda: loops.pair(fixed, _PAIR_BYTES, many) / many,
+        ),
+        ("pair_hybrid", "compiled pair, slab of a hybrid", lambda: loops.pair(slab, _PAIR_BYTES, many) / many),
         ("pair_empty", "compiled pair, 4 KiB, in an empty pool", lambda: loops.pair(empty, _PAIR_BYTES, many) / many),
         ("random_1000", "compiled random sizes, 1,000 live, an operation", lambda: random(1_000)),
         ("random_10000", "compiled random sizes, 10,000 live, an operation", lambda: random(10_000)),
@@ -85,13 +93,13 @@ def _measurements(scale):
     ]
 
 
-def _pool():
-    return Pool(Dynamic(initial="1TiB", limit=1.0), "simulated", name="bench")
+def _pool(strategy=None):
+    return Pool(strategy or Dynamic(initial="1TiB", limit=1.0), "simulated", name="bench")
 
 
-def _populated_pool():
+def _populated_pool(strategy=None):
     """A pool with many live blocks and a hole beside each, as a program in the middle has."""
-    pool = _pool()
+    pool = _pool(strategy)
     blocks = [pool.allocate(_PAIR_BYTES) for _ in range(2 * _NEIGHBOURS + 1)]
     for address in blocks[1::2]:
         pool.deallocate(address)

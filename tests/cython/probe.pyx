@@ -187,7 +187,6 @@ cdef class Probe:
     def figures(self):
         return {
             "live_blocks": self.arena.live_blocks,
-            "free_blocks": self.arena.free_blocks,
             "allocated_bytes": self.arena.allocated_bytes,
             "requested_bytes": self.arena.requested_bytes,
             "buckets": self.arena.bucket_count,

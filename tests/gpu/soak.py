@@ -408,7 +408,10 @@ def soak(options):
     }
     errors += [what for what, holds in expectations.items() if not holds]
     return {
-        **{name: getattr(options, name) for name in ("strategy", "seed", "seconds", "threads", "streams", "limit", "largest")},
+        **{
+            name: getattr(options, name)
+            for name in ("strategy", "seed", "seconds", "threads", "streams", "limit", "largest")
+        },
         "source": pool.source.name,
         "wall_s": round(wall, 2),
         "operations": counts["allocations"] + counts["frees"],

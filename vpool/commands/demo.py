@@ -15,7 +15,10 @@ HELP = "Replay a recorded training run through a pool on the best source here, a
 # Real memory is written and verified, so sizes are scaled down to what takes a few seconds.
 _MOST = {"host": 512 << 20, "cuda": 512 << 20}
 _SHARE_OF_FREE = 8
-_STRATEGIES = {
+_STRATEGIES: dict[str, str | Dynamic] = {
+    "fixed": "fixed",
+    "hybrid": "hybrid",
+    "dynamic, adaptive": Dynamic(adaptive=True),
     "dynamic, growth 1.25": Dynamic(growth=1.25),
     "dynamic, growth 1.5": Dynamic(),
     "dynamic, growth 2": Dynamic(growth=2.0),

@@ -35,12 +35,17 @@ def count(text):
 def prepare(parser):
     parser.add_argument("trace", metavar="TRACE", help="a trace file (.npz)")
     parser.add_argument(
-        "--strategy", default="dynamic", metavar="NAME|FILE", help="dynamic (the default), or a policy file (.toml)"
+        "--strategy",
+        default="dynamic",
+        metavar="NAME|FILE",
+        help="dynamic (the default), fixed (a slab of --capacity, or the smallest that completes), "
+        "hybrid (made from the trace), or a policy file (.toml)",
     )
     parser.add_argument(
         "--source", default="simulated", choices=("simulated", "host", "cuda"), help="simulated if not given"
     )
     parser.add_argument("--capacity", type=size, metavar="N", help="bytes that the pool may take, as 20GiB")
+    parser.add_argument("--maintain", action="store_true", help="call the pool's maintain() before each event")
     parser.add_argument("--passes", type=count, default=1, metavar="N", help="replays into the same pool")
     parser.add_argument(
         "--pessimistic", action="store_true", help="let a free be complete for other streams only at the next step"
@@ -61,6 +66,7 @@ def run(args):
             args.passes,
             args.pessimistic,
             patterns=args.patterns,
+            maintain=args.maintain,
             progress=show,
         )
     if not args.json:
@@ -76,6 +82,7 @@ def render(result):
         ("peak reserved", format_bytes(result.peak_reserved_bytes)),
         ("reserved / live", f"{result.reserved_over_live:.3f}"),
         ("source calls", f"{result.source_calls:,}"),
+        ("waited for the source", f"{result.waited:,} requests"),
         ("utilization at the peak", f"{result.utilization:.1%}"),
         ("external fragmentation", f"{result.external_fragmentation:.1%}"),
         ("internal fragmentation", f"{result.internal_fragmentation:.1%}"),
@@ -83,6 +90,8 @@ def render(result):
     for number, (ns, driver) in enumerate(zip(result.warm_ns_per_event, result.driver_ns, strict=True), start=1):
         speed = "patterns written" if ns is None else f"{ns:.1f} ns an event"
         figures.append((f"pass {number}", f"{speed}, {driver / 1e6:.3f} ms in the driver"))
+    if result.core_share is not None:
+        figures.append(("served by the core", f"{result.core_share:.1%} of requests"))
     if result.verified_bytes:
         figures.append(("patterns verified", f"{format_bytes(result.verified_bytes)} of blocks"))
     lines = [table(("", ""), figures).lstrip("\n")]
