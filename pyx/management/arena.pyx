@@ -34,7 +34,7 @@ cdef Arena* arena_new(uint16_t slot, uint64_t minimum_remainder, uint64_t roundi
     cdef uint64_t records = MOST_RECORDS
     if arena == NULL:
         return NULL
-    bias_init(&arena.lock)
+    bias_init(&arena.lock, arena.seats)
     arena.slot = slot
     arena.fixed = arena
     arena.minimum_remainder = minimum_remainder

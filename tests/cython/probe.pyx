@@ -3,6 +3,7 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from vpool._base.bias cimport (
     FIRST_PATIENCE,
+    SEATS,
     BiasedLock,
     Seat,
     bias_drop,
@@ -75,13 +76,14 @@ cdef class BiasLock:
     """A biased lock and a plain counter under it."""
 
     cdef BiasedLock lock
+    cdef Seat seats[<int> SEATS]
     cdef readonly unsigned long long counter
     cdef unsigned long long inside
     cdef readonly unsigned long long most_inside
     first_patience = <int> FIRST_PATIENCE
 
     def __cinit__(self):
-        bias_init(&self.lock)
+        bias_init(&self.lock, self.seats)
 
     @property
     def patience(self):

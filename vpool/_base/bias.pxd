@@ -46,7 +46,7 @@ cdef extern from *:
         uintptr_t last;
         uint32_t patience;                  /* the streak that earns the bias; 0: none is ever given */
         uint32_t revocations;
-        vpool_seat seats[VPOOL_SEATS];
+        vpool_seat* seats;                  /* VPOOL_SEATS of them, away from what a hit touches */
     } vpool_bias;
 
     /* A number that no two living threads share: where the thread's control block is. */
@@ -120,7 +120,8 @@ cdef extern from *:
         if (vpool_membarrier(VPOOL_BARRIER_GLOBAL) != 0) nanosleep(&moment, NULL);
     }
 
-    static inline void vpool_bias_init(vpool_bias* lock) {
+    static inline void vpool_bias_init(vpool_bias* lock, vpool_seat* seats) {
+        lock->seats = seats;
         lock->patience = vpool_bias_pays() ? VPOOL_PATIENCE : 0;
     }
 
@@ -223,8 +224,10 @@ cdef extern from *:
         uint32_t revocations
 
     enum: FIRST_PATIENCE "VPOOL_PATIENCE"
+    enum: SEATS "VPOOL_SEATS"
 
-    void bias_init "vpool_bias_init"(BiasedLock* lock) noexcept nogil
+    # The seats are zeroed memory.
+    void bias_init "vpool_bias_init"(BiasedLock* lock, Seat* seats) noexcept nogil
     void bias_take "vpool_take"(BiasedLock* lock) noexcept nogil
     void bias_drop "vpool_drop"(BiasedLock* lock) noexcept nogil
     Seat* bias_enter "vpool_enter"(BiasedLock* lock) noexcept nogil

@@ -5,7 +5,7 @@ inline and O(1): a bitmap look-up and at most one cut; an index look-up and at m
 """
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
-from vpool._base.bias cimport BiasedLock
+from vpool._base.bias cimport SEATS, BiasedLock, Seat
 from vpool._base.lock cimport SpinLock, atomic_read
 from vpool._base.types cimport Block, BlockId
 
@@ -40,6 +40,7 @@ cdef struct Arena:
     # Biased towards the thread that uses the stream most.
     BiasedLock lock
     uint16_t slot
+    uint64_t solid_size           # bytes of its solid blocks that are found by their place; 0: it has none
     Arena* fixed                  # of the same slot in the pool's fixed core; itself where there is none
     # Records: a slab that never moves, mapped as it is touched.
     BlockId fresh                 # the first record that was never used
@@ -56,7 +57,6 @@ cdef struct Arena:
     # index: they are not in the hash table.  All 0 in an arena that has none.
     uint64_t solid_address
     uint64_t solid_bytes          # of all of them together
-    uint64_t solid_size           # of one
     uint64_t solid_inverse        # 2**64 / granules of one, rounded up
     uint32_t solid_shift          # its logarithm, 0 where it is no power of two
     BlockId solid_first
@@ -99,6 +99,7 @@ cdef struct Arena:
     uint64_t rows
     uint32_t columns[<int> ROWS]
     BlockId heads[<int> ROWS * <int> CLASSES_PER_ROW]
+    Seat seats[<int> SEATS]       # of the lock
 
 
 cdef inline uint64_t arena_allocated(Arena* arena) noexcept nogil:

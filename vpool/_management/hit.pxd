@@ -9,7 +9,7 @@ from vpool._base.lock cimport lone_count, lone_read
 from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, FLAG_SOLID, FLAG_USED, Block, BlockId, likely, round_up, unlikely
 from vpool._management.arena cimport Arena, arena_raise_peaks
 from vpool._management.freelist cimport freelist_find, freelist_remove, freelist_resize
-from vpool._management.index cimport index_remove, is_solid, live_insert, live_remove, solid_find
+from vpool._management.index cimport index_remove, live_insert, live_remove, solid_find
 from vpool._management.merge cimport free_alone, merge_free
 from vpool._management.pending cimport pending_put
 from vpool._management.record cimport record_new
@@ -121,7 +121,7 @@ cdef inline BlockId solid_take(Arena* arena, uint64_t requested) noexcept nogil:
 
 
 cdef inline bint solid_put(Arena* arena, uint64_t address) noexcept nogil:
-    """Take back the live solid block at `address`, which lies among them; False where there is none."""
+    """Take back the live solid block at `address`, which lies in their segment; False where there is none."""
     cdef BlockId block_id = solid_find(arena, address)
     cdef Block* block = &arena.blocks[block_id]
     cdef BlockId head
@@ -151,7 +151,7 @@ cdef inline BlockId hit_any(Arena* arena, uint64_t requested) noexcept nogil:
 cdef inline bint put_any(Arena* arena, uint64_t address) noexcept nogil:
     """Take back the live block at `address`; False where the arena has none there."""
     cdef BlockId block_id
-    if is_solid(arena, address) and likely(solid_put(arena, address)):
+    if arena.solid_size and likely(solid_put(arena, address)):
         return True
     block_id = index_remove(arena, address)
     if likely(block_id != 0):

@@ -81,7 +81,7 @@ cdef inline BlockId solid_find(Arena* arena, uint64_t address) noexcept nogil:
 
 cdef inline void live_insert(Arena* arena, BlockId block_id, Block* block) noexcept nogil:
     # By number: memory that was lent and came back as a loan has an address among them, but another record.
-    if unlikely(block_id - arena.solid_first < arena.solid_count):
+    if unlikely(arena.solid_size != 0 and block_id - arena.solid_first < arena.solid_count):
         lone_count(arena.live_blocks, 1)
     else:
         index_insert(arena, block_id, block)
