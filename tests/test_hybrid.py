@@ -157,7 +157,6 @@ class TestTwoAreas:
             assert pool.stats.peak_reserved_bytes <= pool.inspect().limit_bytes == 3 * MIB + 77
             pool.check()
 
-    @pytest.mark.xfail(strict=True, reason="the slack of the core's base comes on top of the limit")
     @pytest.mark.parametrize("initial", [0, MIB])
     def test_the_limit_holds_on_a_misaligned_device(self, initial):
         with hybrid_pool(MIB, base_offset=100, dynamic={"limit": 3 * MIB, "initial": initial}) as pool:

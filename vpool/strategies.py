@@ -28,6 +28,7 @@ class Numbers(NamedTuple):
     largest: int = 0
     watermark: float = 1.0  # share of the core above which memory is taken ahead of need
     headroom: int | None = None  # free bytes that what grows keeps ready; None: what it once had to grow for
+    grows: bool = True  # beyond the core
     exact: bool = False  # a segment is never larger than the request that asks for it
 
 
@@ -215,20 +216,20 @@ class Fixed(Strategy):
         capacity = parse_size(self.capacity, "capacity")
         limit = _limit_bytes(self.limit, device_total)
         blocks = self.blocks()
-        direct = self.oversize == "direct"
-        if not direct and isinstance(self.limit, float):
-            limit = min(capacity, device_total)
+        if self.oversize == "error" and isinstance(self.limit, float):
+            limit = device_total
         if capacity > limit:
             raise ValueError(
                 f"capacity is {format_bytes(capacity)}, but the pool may take {format_bytes(limit)} "
                 f"of the device's {format_bytes(device_total)}"
             )
         return Numbers(
-            limit=limit if direct else capacity,
+            limit=limit,
             step=GRANULE,
             core=capacity,
             blocks=blocks,
             largest=blocks[-1][0] if blocks else MAX_SIZE,
+            grows=self.oversize == "direct",
             exact=True,
         )
 

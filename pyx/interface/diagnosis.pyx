@@ -54,11 +54,12 @@ cdef failure(Areas areas, str name, Request* request):
 cdef not_taken(source, str name, numbers, int status):
     """The exception for a source that did not give what a strategy takes at construction."""
     error = source.driver.error_name(status)
-    free, total = source.memory()
-    what = (
-        f"pool {name!r} cannot take {numbers.core:,} bytes ({format_bytes(numbers.core)}) at construction: {error}."
-        f" Device {source.device} has {format_bytes(free)} free of {format_bytes(total)}."
-    )
+    what = f"pool {name!r} cannot take {numbers.core:,} bytes ({format_bytes(numbers.core)}) at construction: {error}."
+    try:
+        free, total = source.memory()
+        what += f" Device {source.device} has {format_bytes(free)} free of {format_bytes(total)}."
+    except SourceError:
+        pass                                      # the device does not answer; the first error says more
     return OutOfMemoryError(what, numbers.core) if status == STATUS_OUT_OF_MEMORY else SourceError(what, error)
 
 

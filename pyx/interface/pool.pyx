@@ -390,7 +390,7 @@ cdef class Pool(Lender):
         policy = Policy.of(policy)
         numbers = policy.strategy.rule(self.source.memory()[1])
         before = self.strategy.rule(self.source.memory()[1])
-        for what, key in (("the fixed core", "core"), ("the core's blocks", "blocks"), ("oversize", "exact")):
+        for what, key in (("the fixed core", "core"), ("the core's blocks", "blocks"), ("oversize", "grows")):
             if getattr(numbers, key) != getattr(before, key):
                 raise ValueError(
                     f"pool {self.name!r} cannot change {what} while it runs, from {getattr(before, key)} to"

@@ -41,6 +41,8 @@ cdef void adapt_look(Core core, bint now) noexcept nogil:
     cdef uint64_t live, excess
     if not now and number % FREES_A_LOOK or atomic_exchange(demand.busy, 1):
         return
+    if now:
+        core.prove_idle()         # pending memory that is ready counts as idle
     live = core_live_bytes(&core.state)
     excess = atomic_read(core.state.reserved)
     excess = excess - live if excess > live else 0

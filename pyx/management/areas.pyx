@@ -4,9 +4,9 @@ from libc.string cimport memset
 
 from vpool._base.lock cimport atomic_add, atomic_read, atomic_write, spin_lock, spin_unlock
 from vpool._base.turn cimport turn_give, turn_take
-from vpool._base.types cimport GRANULE, MAX_ALIGNMENT, BlockId, round_up
+from vpool._base.types cimport GRANULE, BlockId, round_up
 from vpool._management.adapt cimport adapt_look
-from vpool._management.arena cimport Arena
+from vpool._management.arena cimport NEVER_CUT, Arena
 from vpool._management.core cimport Core, core_deallocate, core_live_bytes, request_broken
 from vpool._management.cross cimport cross_free, cross_use
 from vpool._management.ladder cimport ladder_climb, ladder_ensure
@@ -37,7 +37,8 @@ cdef class Areas:
     def __cinit__(self, Source source not None, numbers, *, uint64_t minimum_remainder=GRANULE,
                   uint64_t rounding=GRANULE):
         cdef Core core = Core(
-            source, numbers.limit - numbers.core, minimum_remainder=minimum_remainder, rounding=rounding)
+            source, numbers.limit - numbers.core if numbers.grows else 0, minimum_remainder=minimum_remainder,
+            rounding=rounding)
         core.state.rule.initial = numbers.initial
         core.state.rule.factor = numbers.factor
         core.state.rule.step = numbers.step
@@ -48,7 +49,8 @@ cdef class Areas:
         self.fixed_state = self.state             # so that no path needs to ask whether there is one
         self.smallest = NEVER
         self.watermark = NEVER
-        self.only_blocks = numbers.exact and numbers.limit == numbers.core and len(numbers.blocks) > 0
+        self.grows = numbers.grows
+        self.only_blocks = not numbers.grows and len(numbers.blocks) > 0
         self.block_sizes = tuple(numbers.blocks)
         self.largest_block = numbers.blocks[len(numbers.blocks) - 1][0] if numbers.blocks else 0
         if numbers.core:
@@ -59,26 +61,28 @@ cdef class Areas:
         cdef uint64_t nbytes = numbers.core
         cdef Core fixed
         cdef int status
-        cdef uint64_t size, count
+        cdef uint64_t size, count, spare
         if numbers.blocks:
             # What no block covers would only be held.
             nbytes = sum(size * count for size, count in numbers.blocks)
-            minimum_remainder = NEVER
+            minimum_remainder = NEVER_CUT
             rounding = GRANULE
+        # What a base that is no multiple of a granule costs; where the limit leaves no room, a slab is smaller.
+        spare = min(GRANULE, numbers.limit - nbytes)
         fixed = Core(
-            source, nbytes + GRANULE, minimum_remainder=minimum_remainder, rounding=rounding, partner=self.core)
+            source, nbytes + 2 * GRANULE, minimum_remainder=minimum_remainder, rounding=rounding, partner=self.core)
         with nogil:
-            status = fixed.take_all(nbytes)
+            status = fixed.take_all(nbytes, spare)
         fixed.state.limit = fixed.state.committed
+        if numbers.grows:
+            self.state.limit = numbers.limit - max(numbers.core, fixed.state.committed)
         if status != STATUS_OK:
             raise CoreNotTaken(status)
         fixed.state.keeps = True
         self.fixed_address = fixed.state.segments[0].address
         self.fixed_bytes = fixed.state.segments[0].nbytes
-        self.fixed_alignment = MAX_ALIGNMENT if not numbers.blocks else _alignment_of(self.fixed_address)
         # The largest first, so that addresses are multiples of what sizes are.
         for size, count in reversed(numbers.blocks):
-            self.fixed_alignment = min(self.fixed_alignment, _alignment_of(size))
             if not fixed.cut(size, count):
                 raise MemoryError("no record left for the blocks of the pool's core")
         if len(numbers.blocks) == 1:
@@ -112,8 +116,9 @@ cdef class Areas:
         cdef uint16_t slot = request.arena.slot
         if self.hopeless(request):
             return 0
-        if request.common and request.alignment <= self.fixed_alignment:
+        if request.common:
             request.arena = self.fixed_state.arenas[slot]
+            request.nbytes = round_up(request.requested, request.arena.rounding)
             # It never grows, and has nothing to give back.
             if first == RUNG_SEARCH:
                 ladder_climb(self.fixed, request, RUNG_SEARCH, RUNG_MERGE)
@@ -122,6 +127,7 @@ cdef class Areas:
             if request.block_id:
                 return request.block_id
         request.arena = self.state.arenas[slot]
+        request.nbytes = round_up(request.requested, request.arena.rounding)
         return ladder_climb(self.core, request, first, last)
 
     cdef bint hopeless(self, Request* request) noexcept nogil:
@@ -240,6 +246,9 @@ cdef class Areas:
         if self.fixed is not None:
             fixed = atomic_read(self.fixed_state.reserved)
         status = self.core.release_idle(keep - fixed if keep > fixed else 0, released)
+        if atomic_read(self.state.word) & STATE_CLOSED:
+            atomic_write(self.live_when_looked, live_blocks(self.state) + (
+                live_blocks(self.fixed_state) if self.fixed is not None else 0))
         if fixed and atomic_read(self.state.word) & STATE_CLOSED:
             self.fixed_state.keeps = False
             other = self.fixed.release_idle(keep, &more)
@@ -256,8 +265,14 @@ cdef class Areas:
             self.release_idle(0, &released)
 
     cdef bint may_have_idle(self) noexcept nogil:
-        """Whether a segment may be wholly free."""
-        return self.core.may_have_idle() or self.fixed is not None and self.fixed.may_have_idle()
+        """Whether it is worth looking for wholly free segments of a closed pool: each time half as much is live."""
+        cdef uint64_t live = live_blocks(self.state)
+        if self.fixed is not None:
+            live += live_blocks(self.fixed_state)
+        if live and live > self.live_when_looked // 2:
+            return False
+        atomic_write(self.live_when_looked, live)
+        return True
 
     cdef void coalesce(self) noexcept nogil:
         """Merge what streams lent one another, and what has become ready, without waiting."""
@@ -288,7 +303,7 @@ cdef class Areas:
     cdef bint set_limit(self, uint64_t nbytes) noexcept nogil:
         """Change the limit of the whole pool; False, and nothing is changed, where that much is not free to give."""
         cdef uint64_t fixed = 0 if self.fixed is None else self.fixed_state.limit
-        return nbytes >= fixed and self.core.set_limit(nbytes - fixed)
+        return nbytes >= fixed and (not self.grows or self.core.set_limit(nbytes - fixed))
 
     def apply(self, numbers):
         """Work by other numbers from now on; the caller has seen that the fixed core's stay the same."""
@@ -331,14 +346,16 @@ cdef class Areas:
         return STATUS_OK if status == STATUS_OUT_OF_MEMORY else status
 
 
+cdef uint64_t live_blocks(CoreState* state) noexcept nogil:
+    cdef uint64_t total = 0
+    cdef uint32_t slot
+    for slot in range(slot_count(state)):
+        total += atomic_read(state.arenas[slot].live_blocks)
+    return total
+
+
 class CoreNotTaken(Exception):
     """The source did not give a fixed core its memory.  Its argument is the status; never leaves the pool."""
-
-
-cdef uint64_t _alignment_of(uint64_t number) noexcept nogil:
-    """The highest alignment that a number is a multiple of."""
-    cdef uint64_t lowest = number & (~number + 1)
-    return lowest if lowest and lowest < MAX_ALIGNMENT else MAX_ALIGNMENT
 
 
 cdef void request_init(Areas areas, Request* request, Arena* arena, uint64_t requested,

@@ -14,7 +14,7 @@ from vpool._base.types cimport (
     count_trailing_zeros,
     round_up,
 )
-from vpool._management.arena cimport CLASSES_PER_ROW, ROWS, Arena, Dependency, Peaks, arena_allocated
+from vpool._management.arena cimport CLASSES_PER_ROW, NEVER_CUT, ROWS, Arena, Dependency, Peaks, arena_allocated
 from vpool._management.freelist cimport class_of, freelist_find, freelist_insert, freelist_remove, freelist_take_out
 from vpool._management.hit cimport hit_cut, hit_take_from
 from vpool._management.index cimport index_bucket
@@ -282,15 +282,19 @@ cdef bint arena_remove_segment(Arena* arena, BlockId edge_id, uint64_t nbytes) n
 
 
 cdef inline bint _fits(Block* block, uint64_t nbytes, uint64_t alignment) noexcept nogil:
-    return round_up(block.address, alignment) - block.address + nbytes <= block.nbytes
+    cdef uint64_t padding = round_up(block.address, alignment) - block.address
+    return padding + nbytes <= block.nbytes and (padding == 0 or block.flags & FLAG_SOLID == 0)
 
 
 cdef BlockId arena_find_aligned(Arena* arena, uint64_t nbytes, uint64_t alignment) noexcept nogil:
     """Look through every class that can hold a fitting block, for what `freelist_find` passes over."""
     cdef uint32_t number
+    # Beyond these the first block of any class fits; solid ones cannot be cut to an address, so each is looked at.
     cdef uint32_t last = class_of(nbytes + alignment - GRANULE)
     cdef int looks = SCAN_LIMIT
     cdef BlockId block_id
+    if arena.minimum_remainder == NEVER_CUT:
+        last = <uint32_t> (ROWS * CLASSES_PER_ROW) - 1
     for number in range(class_of(nbytes), last + 1):
         block_id = arena.heads[number]
         while block_id:
@@ -320,6 +324,8 @@ cdef BlockId arena_take_aligned(Arena* arena, uint64_t nbytes, uint64_t requeste
     if block_id == 0:
         return 0
     padding = round_up(arena.blocks[block_id].address, alignment) - arena.blocks[block_id].address
+    if padding and arena.blocks[block_id].flags & FLAG_SOLID:
+        return 0
     if padding:
         front_id = hit_cut(arena, block_id, padding)
         if front_id == 0:

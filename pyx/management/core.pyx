@@ -17,13 +17,10 @@ from vpool._base.lock cimport (
 from vpool._base.memory cimport lazy_release, lazy_reserve
 from vpool._base.turn cimport turn_destroy, turn_give, turn_init, turn_take
 from vpool._base.types cimport (
-    BLOCK_FREE,
-    BLOCK_LIVE,
     FLAG_SOLID,
     GRANULE,
     MAX_SLOTS,
     Block,
-    BlockId,
     round_down,
     round_up,
 )
@@ -305,8 +302,8 @@ cdef class Core:
         request.grown += nbytes
         return STATUS_OK
 
-    cdef int take_all(self, uint64_t nbytes) noexcept nogil:
-        """Take one segment of `nbytes` from the source; the source's status."""
+    cdef int take_all(self, uint64_t nbytes, uint64_t spare) noexcept nogil:
+        """Take one segment of `nbytes`, with `spare` more on a misaligned base; the source's status."""
         cdef Request request
         cdef uint64_t granted = self.may_take(nbytes, nbytes, 0)
         cdef int status
@@ -314,9 +311,7 @@ cdef class Core:
         request.arena = self.state.arenas[0]
         status = self.add_segment(granted, &request) if granted else STATUS_OUT_OF_MEMORY
         if status == STATUS_MISALIGNED:
-            # Now it is known to cost a granule.
-            nbytes += GRANULE
-            granted = self.may_take(nbytes, nbytes, 0)
+            granted = self.may_take(nbytes + spare, nbytes + spare, 0)
             status = self.add_segment(granted, &request) if granted else STATUS_OUT_OF_MEMORY
         return status
 
@@ -394,31 +389,6 @@ cdef class Core:
             status = order_drain(&self.state, self.source)
         turn_give(&self.state.crossing_turn)
         return status
-
-    cdef bint may_have_idle(self) noexcept nogil:
-        """Whether a segment may be wholly free: some has no live block in its first place."""
-        cdef CoreState* state = &self.state
-        cdef uint32_t i
-        cdef Segment* segment
-        cdef BlockId block_id
-        cdef bint found = False
-        spin_lock(&state.lock)
-        for i in range(state.segment_count):
-            segment = &state.segments[i]
-            if segment.edge:
-                bias_take(&segment.arena.lock)
-                block_id = segment.arena.blocks[segment.edge].next
-                # Pending or lent ones may be free once the device was waited for.
-                found = segment.arena.blocks[block_id].state != BLOCK_LIVE and (
-                    segment.arena.blocks[block_id].state != BLOCK_FREE
-                    or segment.arena.blocks[block_id].nbytes == segment.nbytes
-                    or segment.arena.blocks[block_id].flags & FLAG_SOLID)
-                bias_drop(&segment.arena.lock)
-            if found or segment.edge == 0:
-                found = True
-                break
-        spin_unlock(&state.lock)
-        return found
 
     cdef bint next_idle(self, uint64_t keep, uint32_t* cursor, Segment* idle) noexcept nogil:
         """Take one wholly free segment out of the pool, if `keep` bytes stay reserved without it.

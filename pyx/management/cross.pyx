@@ -219,7 +219,8 @@ cdef bint _take_loan(CoreState* state, Request* request, Arena* owner, bint prov
     cdef bint found
     bias_take(&owner.lock)
     block_id = freelist_find(owner, request.nbytes + request.alignment - GRANULE)
-    if block_id == 0:
+    if block_id == 0 or owner.blocks[block_id].flags & FLAG_SOLID and (
+            owner.blocks[block_id].address & (request.alignment - 1)):
         block_id = arena_find_aligned(owner, request.nbytes, request.alignment)
     found = block_id != 0
     if found and proved_only:

@@ -24,8 +24,8 @@ cdef class Areas:
     cdef uint64_t band
     cdef uint64_t fixed_address   # where the fixed core's memory is
     cdef uint64_t fixed_bytes
-    cdef uint64_t fixed_alignment  # that each of its blocks has
     cdef uint64_t watermark       # live bytes of it from which on the other area grows ahead
+    cdef bint grows               # beyond the fixed core
     cdef bint only_blocks         # a request larger than every block of the core is an error
     cdef uint64_t largest_block
     cdef uint64_t largest_oversize  # bytes of the largest request that no block of the core could hold
@@ -33,6 +33,7 @@ cdef class Areas:
     cdef readonly tuple block_sizes
     cdef uint64_t headroom        # see `maintain`
     cdef uint64_t peak_seen
+    cdef uint64_t live_when_looked  # live blocks when a closed pool last looked for idle segments
 
     cdef BlockId climb(self, Request* request, int first, int last) noexcept nogil
     cdef bint hopeless(self, Request* request) noexcept nogil

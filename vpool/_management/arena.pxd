@@ -12,6 +12,7 @@ from vpool._base.types cimport Block, BlockId
 cdef enum:
     CLASS_BITS = 5
     CLASSES_PER_ROW = 1 << CLASS_BITS
+    NEVER_CUT = 0xFFFFFFFFFFFFFFFF  # as the minimum remainder of an arena of solid blocks
     ROWS = 52                     # sizes up to 2**63 - 1 in granules of 2**8
 
 cdef struct Arena

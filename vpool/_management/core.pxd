@@ -26,7 +26,7 @@ cdef class Core:
     cdef Arena* prepare_slot(self, uint64_t** waited) noexcept nogil
     cdef int enter_slot(self, Arena* arena, uint64_t* waited, uint64_t stream, uint64_t unique_id,
                         uint64_t thread) noexcept nogil
-    cdef int take_all(self, uint64_t nbytes) noexcept nogil
+    cdef int take_all(self, uint64_t nbytes, uint64_t spare) noexcept nogil
     cdef bint cut(self, uint64_t nbytes, uint64_t count) noexcept nogil
     cdef void index_blocks(self, uint64_t nbytes, uint64_t count) noexcept nogil
     cdef bint set_limit(self, uint64_t nbytes) noexcept nogil
@@ -42,7 +42,6 @@ cdef class Core:
     cdef bint put(self, uint64_t address, uint16_t hint) noexcept nogil
     cdef int add_segment(self, uint64_t nbytes, Request* request) noexcept nogil
     cdef int give_back(self, Segment* segment) noexcept nogil
-    cdef bint may_have_idle(self) noexcept nogil
     cdef bint next_idle(self, uint64_t keep, uint32_t* cursor, Segment* idle) noexcept nogil
     cdef void enlist(self, Segment* segment) noexcept nogil
     cdef int release_idle(self, uint64_t keep, uint64_t* released) noexcept nogil

@@ -13,6 +13,7 @@ from vpool._base.types cimport (
     BlockId,
     count_leading_zeros,
     count_trailing_zeros,
+    unlikely,
 )
 from vpool._management.arena cimport CLASS_BITS, CLASSES_PER_ROW, Arena
 
@@ -61,7 +62,7 @@ cdef inline void freelist_take_out(Arena* arena, BlockId block_id) noexcept nogi
     cdef Block* block = &arena.blocks[block_id]
     cdef BlockId before = 0
     cdef BlockId at
-    if arena.solid_size:
+    if unlikely(arena.solid_size != 0):
         at = arena.heads[class_of(block.nbytes)]
         while at != block_id:
             before = at

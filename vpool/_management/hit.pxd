@@ -8,7 +8,7 @@ from libc.stdint cimport int64_t, uint16_t, uint64_t
 from vpool._base.lock cimport lone_count, lone_read
 from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, FLAG_SOLID, FLAG_USED, Block, BlockId, likely, round_up, unlikely
 from vpool._management.arena cimport Arena, arena_raise_peaks
-from vpool._management.freelist cimport freelist_find, freelist_remove, freelist_resize
+from vpool._management.freelist cimport freelist_find, freelist_remove, freelist_resize, freelist_take_out
 from vpool._management.index cimport index_remove, live_insert, live_remove, solid_find
 from vpool._management.merge cimport free_alone, merge_free
 from vpool._management.pending cimport pending_put
@@ -47,9 +47,7 @@ cdef inline BlockId hit_take_from(Arena* arena, BlockId block_id, uint64_t nbyte
         block_id = front_id
         block = &arena.blocks[front_id]
     else:
-        if unlikely(arena.solid_size != 0):
-            block.list_prev = 0                   # it is the first, and `solid_put` does not say so
-        freelist_remove(arena, block)
+        freelist_take_out(arena, block_id)
     block.state = BLOCK_LIVE
     block.stamp = requested
     block.tag = tag
@@ -95,14 +93,15 @@ cdef inline bint hit_put_record(Arena* arena, BlockId block_id, uint16_t generat
 
 
 # The same of solid blocks that are found by their place: a pop and a push.  Their list is linked forwards
-# only; nothing but its first block is ever taken out, except by `freelist_take_out`.
+# only; `freelist_take_out` walks it where another than its first block is wanted.
 
 cdef inline BlockId solid_take(Arena* arena, uint64_t requested) noexcept nogil:
     """Lend a solid block; its number, or 0 where all are lent."""
     cdef BlockId block_id = arena.heads[arena.solid_class]
     cdef Block* block = &arena.blocks[block_id]
-    if unlikely(block_id == 0):
-        return 0
+    if unlikely(block_id - arena.solid_first >= arena.solid_count):
+        # None, or one that was lent and came back as a loan: it has another record, which is found by its hash.
+        return hit_take_from(arena, block_id, arena.solid_size, requested, 0) if block_id else 0
     if likely(block.list_next != 0):
         arena.heads[arena.solid_class] = block.list_next
     else:
