@@ -8,6 +8,7 @@ from pathlib import Path
 from vpool.peers import PEERS, simulate
 from vpool.replay import policy_of, replay
 from vpool.sizes import format_bytes, parse_size
+from vpool.sizing import fixed_for
 from vpool.strategies import GRANULE, Dynamic, Hybrid
 from vpool.tables import table
 from vpool.trace import Trace
@@ -18,7 +19,7 @@ __all__ = ["STRATEGIES", "TOGETHER", "CompareResult", "CompareRow", "compare", "
 # also serves a program that is not quite the one recorded.
 STRATEGIES = {
     "dynamic": lambda trace: Dynamic(),
-    "dynamic adaptive": lambda trace: Dynamic(adaptive=True),
+    "adaptive": lambda trace: Dynamic(adaptive=True),
     "hybrid": lambda trace: Hybrid.from_trace(trace) if trace.peak_live_bytes else Hybrid(GRANULE),
     "fixed": lambda trace: "fixed",
 }
@@ -269,7 +270,8 @@ class _Strategy:
         least = None
         if strategy == "fixed" and capacity is None:
             # One that is enough for every pass: `replay` would make it enough for the first.
-            least = capacity = smallest_capacity(completes, trace.peak_live_bytes, trace.peak_live_bytes)
+            strategy = fixed_for(trace, passes)
+            least = parse_size(strategy.capacity)
         result, refused = self._replayed(trace, strategy, capacity, passes)
         if least is None:
             enough = result.peak_reserved_bytes if result else capacity
@@ -380,7 +382,7 @@ def _choice(traces, rows):
         return None, _nothing_suits(by_name)
     near = [name for name, ratio in ours.items() if ratio <= min(ours.values()) * (1 + _SAME)]
     waits = {name: sum(row.waited for row in by_name[False, name]) for name in near}
-    best = min(near, key=waits.__getitem__)
+    best = min(near, key=lambda name: (waits[name], name == "fixed", ours[name]))
     where = " in the mean of the tables" if len(traces) > 1 else ""
     sentence = (
         f"{best} suits: it reserves {ours[best]:.3f} times what is live{where}"

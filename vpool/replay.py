@@ -12,7 +12,7 @@ from vpool.trace import Trace
 
 __all__ = ["ReplayResult", "policy_of", "replay", "strategy_of"]
 
-_STRATEGIES = ("fixed", "dynamic", "hybrid")
+_STRATEGIES = ("fixed", "dynamic", "adaptive", "hybrid")
 
 
 def strategy_of(strategy, trace=None, capacity=None, passes=1):
@@ -23,6 +23,8 @@ def strategy_of(strategy, trace=None, capacity=None, passes=1):
     """
     if strategy is None or strategy == "dynamic":
         return Dynamic()
+    if strategy == "adaptive":
+        return Dynamic(adaptive=True)
     if isinstance(strategy, str):
         if strategy not in _STRATEGIES:
             raise ValueError(f"no strategy {strategy!r}; a name ({', '.join(sorted(_STRATEGIES))}) or a policy file")
@@ -76,7 +78,7 @@ def replay(
     ----------
     trace : Trace or path
     strategy : str, path, Policy or strategy, optional
-        ``"dynamic"``, ``"fixed"`` (a slab of `capacity`, or the smallest that completes), ``"hybrid"``
+        ``"dynamic"``, ``"adaptive"``, ``"fixed"`` (a slab of `capacity`, or the smallest that completes), ``"hybrid"``
         (`Hybrid.from_trace`), a policy or its file, or an object; the default strategy if not given.
     source : str or vpool.sources.Source
         Where the pool's memory comes from, whatever a policy says of it; None for the policy's own.

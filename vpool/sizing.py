@@ -48,6 +48,9 @@ def smallest_slab(trace, precision=PRECISION, passes=1):
     if low == 0:
         return 0
     high = low
+    if passes > 1:
+        # What is enough for one pass mostly is for more, and if not, they need no less.
+        low = high = smallest_slab(trace, precision) // GRANULE
     for doubling in range(_DOUBLINGS):
         if completes(high):
             break
@@ -80,12 +83,13 @@ def hybrid_for(trace, coverage=0.9):
     requests = np.sort(sizes[sizes > 0])
     if not len(requests):
         raise ValueError("a trace without an allocation says nothing about a core")
-    whole = smallest_slab(trace)
+    # Two passes: what the first leaves behind must not make the second need more.
+    whole = smallest_slab(trace, passes=2)
     best, least = _hybrid(whole, None, 0), whole
     for largest in _cuts(requests, coverage):
         common = sizes <= largest
-        core = smallest_slab(_part(trace, common))
-        rest = smallest_slab(_part(trace, ~common))
+        core = smallest_slab(_part(trace, common), passes=2)
+        rest = smallest_slab(_part(trace, ~common), passes=2)
         if core + rest < least:
             best, least = _hybrid(core, largest, rest), core + rest
     blocks = _equal_blocks(trace, sizes, requests, coverage)

@@ -38,7 +38,7 @@ def prepare(parser):
         "--strategy",
         default="dynamic",
         metavar="NAME|FILE",
-        help="dynamic (the default), fixed (a slab of --capacity, or the smallest that completes), "
+        help="dynamic (the default), adaptive, fixed (a slab of --capacity, or the smallest that completes), "
         "hybrid (made from the trace), or a policy file (.toml)",
     )
     parser.add_argument(
@@ -94,10 +94,12 @@ def render(result):
         figures.append(("served by the core", f"{result.core_share:.1%} of requests"))
     if result.verified_bytes:
         figures.append(("patterns verified", f"{format_bytes(result.verified_bytes)} of blocks"))
-    lines = [table(("", ""), figures).lstrip("\n")]
+    text = table(("", ""), figures).lstrip("\n")
     if result.oom:
-        lines.append(
-            f"out of memory at event {result.oom['event']:,}: {format_bytes(result.oom['requested'])} more were "
-            f"asked for with {format_bytes(result.oom['live_bytes'])} live"
+        # First, since it makes what follows figures of a part.
+        text = (
+            f"out of memory at event {result.oom['event']:,} of {result.events:,}: "
+            f"{format_bytes(result.oom['requested'])} more were asked for with "
+            f"{format_bytes(result.oom['live_bytes'])} live\n\n{text}"
         )
-    return "\n".join(lines)
+    return text
