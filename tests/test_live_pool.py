@@ -56,9 +56,9 @@ class TestLimit:
             pool.set_limit("5MiB")
             assert pool.inspect().limit_bytes == 5 * MIB
 
-    @pytest.mark.parametrize("limit", [-1, 1.5, "much", True, None])
+    @pytest.mark.parametrize("limit", [0, -1, 1.5, "much", True, None])
     def test_a_limit_that_makes_no_sense(self, limit):
-        with simulated_pool() as pool, unchanged(pool), pytest.raises((ValueError, TypeError)):
+        with simulated_pool(initial=0) as pool, unchanged(pool), pytest.raises((ValueError, TypeError)):
             pool.set_limit(limit)
 
     def test_a_fixed_pool_never_grows_for_it(self):
@@ -69,6 +69,12 @@ class TestLimit:
 
 
 class TestApply:
+    def test_a_policy_fits_a_pool_whose_limit_was_lowered(self):
+        with simulated_pool(initial=GIB) as pool:
+            pool.set_limit("512MiB")
+            pool.apply(vpool.Dynamic(initial=0, growth=2.0, limit="256MiB"))
+            assert pool.inspect().limit_bytes == 256 * MIB
+
     def test_growth_follows_the_new_policy(self):
         with simulated_pool(initial=MIB, growth=2.0) as pool:
             pool.allocate(MIB)
@@ -136,8 +142,16 @@ class TestHelper:
         pool = vpool.Pool(source="simulated", maintain_every=0.001)
         assert threads_of_pools()
         pool.close()
-        assert not threads_of_pools()
+        self.wait_for(lambda: not threads_of_pools())
         pool.close()
+
+    def test_an_adaptive_area_that_is_kept_ready_does_not_come_and_go(self):
+        dynamic = vpool.Dynamic(initial="64MiB", adaptive=True)
+        with vpool.Pool(vpool.Hybrid("64MiB", watermark=0.5, dynamic=dynamic), vpool.sources.Simulated(GIB)) as pool:
+            pool.allocate(40 * MIB)
+            for _ in range(20):
+                pool.maintain()
+            assert pool.stats.source_calls == 2
 
     def test_it_keeps_no_pool_alive(self):
         pool = vpool.Pool(source="simulated", maintain_every=0.001)
@@ -145,6 +159,33 @@ class TestHelper:
         del pool
         gc.collect()
         self.wait_for(lambda: gone() is None and not threads_of_pools())
+
+    def test_pools_that_the_collector_ends_deadlock_nothing(self):
+        """Whatever ends a helper may run inside a collection, with any lock of `threading` held."""
+        run_cleanly(
+            """
+            import gc, threading, time, vpool
+            gc.set_threshold(5)
+            end = time.monotonic() + 3
+            while time.monotonic() < end:
+                cycle = []
+                cycle.append((cycle, vpool.Pool(source="simulated", maintain_every=0.0005)))
+                del cycle
+                threading.enumerate()
+                thread = threading.Thread(target=[].sort)
+                thread.start()
+                thread.join()
+            """.replace("\n            ", "\n")
+        )
+
+    def test_a_closed_pool_is_not_maintained(self):
+        pool = vpool.Pool(HYBRID, vpool.sources.Simulated(GIB))
+        pool.allocate(4 * MIB)
+        pool.close()
+        for call in (pool.maintain, lambda: pool.set_limit(GIB), lambda: pool.apply(HYBRID)):
+            with pytest.raises(vpool.ClosedPoolError):
+                call()
+        assert pool.stats.reserved_bytes == 4 * MIB
 
     @pytest.mark.parametrize("every", [0, -1, float("nan"), "often", True, float("inf")])
     def test_an_interval_that_makes_no_sense(self, every):

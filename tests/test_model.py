@@ -195,6 +195,8 @@ class CoreMachine(PoolMachine):
         # Equal blocks lie where they lie.
         common = alignment <= GRANULE or not report.core["block_sizes"]
         common &= report.core["smallest"] <= nbytes <= report.core["largest"]
+        if report.core["exclusive"]:
+            return (blocks["segment"] > 0) != common
         return (blocks["segment"] > 0) | common
 
     @rule()

@@ -1,20 +1,35 @@
 """The helper thread that maintains a pool, for who wants one."""
 
+import atexit
 import logging
 import threading
+import time
 import weakref
 
-from vpool.errors import Error
+from vpool.errors import ClosedPoolError
 
-__all__ = ["Maintainer"]
+__all__ = ["Maintainer", "checked_interval"]
 
 logger = logging.getLogger("vpool")
+
+_LONGEST_NAP = 0.05  # seconds after which it is seen that a pool is gone
+_at_work: "weakref.WeakSet[Maintainer]" = weakref.WeakSet()
+
+
+def checked_interval(every):
+    """Seconds between two calls of `maintain`; TypeError or ValueError for what is none."""
+    if isinstance(every, bool) or not isinstance(every, (int, float)):
+        raise TypeError(f"maintain_every must be a number of seconds, not {type(every).__name__}")
+    if not 0 < every < threading.TIMEOUT_MAX:
+        raise ValueError(f"maintain_every must be above 0 seconds, got {every}")
+    return every
 
 
 class Maintainer:
     """A thread that calls a pool's `maintain` now and then.
 
-    It refers to the pool weakly, ends with it, at `stop`, and before the interpreter does.
+    It refers to the pool weakly and looks itself whether it is wanted: whatever ends it may run inside a
+    garbage collection, where no lock may be taken and no thread be waited for.
 
     Parameters
     ----------
@@ -24,32 +39,45 @@ class Maintainer:
     """
 
     def __init__(self, pool, every):
-        if isinstance(every, bool) or not isinstance(every, (int, float)):
-            raise TypeError(f"maintain_every must be a number of seconds, not {type(every).__name__}")
-        if not 0 < every < threading.TIMEOUT_MAX:
-            raise ValueError(f"maintain_every must be above 0 seconds, got {every}")
-        ending = threading.Event()
-        thread = threading.Thread(
-            target=_maintain, args=(weakref.ref(pool), every, ending), name=f"vpool maintains {pool.name}", daemon=True
+        self.ended = False
+        self._thread = threading.Thread(
+            target=_maintain, args=(self, weakref.ref(pool), every), name=f"vpool maintains {pool.name}", daemon=True
         )
-        # Runs at the end of the interpreter too, while threads can still be waited for.
-        self.stop = weakref.finalize(pool, _end, ending, thread)
-        thread.start()
+        _at_work.add(self)
+        self._thread.start()
+
+    def stop(self):
+        """Have the thread end, within a twentieth of a second or when it has done what it is at."""
+        self.ended = True
+
+    def join(self):
+        """Wait until the thread has ended."""
+        self._thread.join()
 
 
-def _end(ending, thread):
-    ending.set()
-    if thread is not threading.current_thread():
-        thread.join()
+@atexit.register
+def _end_all():
+    """Before the interpreter goes: a thread in the middle of a driver call must not meet what is torn down."""
+    working = list(_at_work)
+    for maintainer in working:
+        maintainer.stop()
+    for maintainer in working:
+        maintainer.join()
 
 
-def _maintain(reference, every, ending):
-    while not ending.wait(every):
+def _maintain(maintainer, reference, every):
+    due = time.monotonic() + every
+    while not maintainer.ended:
+        time.sleep(max(0.0, min(due - time.monotonic(), _LONGEST_NAP)))
         pool = reference()
-        if pool is None or pool.closed:
+        if pool is None or pool.closed or maintainer.ended:
             return
-        try:
-            pool.maintain()
-        except Error as error:
-            logger.warning("pool %r, maintained: %s", pool.name, error)
+        if time.monotonic() >= due:
+            due = time.monotonic() + every
+            try:
+                pool.maintain()
+            except ClosedPoolError:
+                return
+            except Exception as error:
+                logger.warning("pool %r, maintained: %s", pool.name, error)
         del pool

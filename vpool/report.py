@@ -81,7 +81,8 @@ class Report:
     core : dict or None
         Of the strategy's fixed core, if it has one: ``reserved_bytes``, ``allocated_bytes``, ``allocations``
         (how many it served) and ``share`` (of all), ``smallest`` and ``largest`` (bytes of the requests that
-        it serves), ``block_sizes`` (pairs of size and count; none for a slab), and ``oversize`` and
+        it serves), ``exclusive`` (whether they are served from nowhere else), ``block_sizes`` (pairs of size and
+        count; none for a slab), and ``oversize`` and
         ``largest_oversize``, number and bytes of the requests that no block could hold.  Everything else
         in a report counts the core in.
     streams, tags : list of dict
@@ -192,12 +193,13 @@ class Report:
         if core is None:
             return
         if core["oversize"]:
+            were = "request was" if core["oversize"] == 1 else "requests were"
             yield (
-                f"{core['oversize']:,} requests were larger than every block of the core: blocks of "
-                f"{format_bytes(core['largest_oversize'])} ({core['largest_oversize']:,} bytes) would have held them."
+                f"{core['oversize']:,} {were} larger than every block of the core: blocks of "
+                f"{format_bytes(core['largest_oversize'])} ({core['largest_oversize']:,} bytes) would have served."
             )
         unused = core["reserved_bytes"] - self.peak_allocated_bytes
-        if unused > core["reserved_bytes"] // 2:
+        if self.peak_allocated_bytes and unused > core["reserved_bytes"] // 2:
             yield (
                 f"{format_bytes(unused)} of the fixed core's {format_bytes(core['reserved_bytes'])} were never in use: "
                 f"{format_bytes(self.peak_allocated_bytes)} would have been enough."
@@ -218,9 +220,9 @@ class Report:
         """
         stream_handle(stream)
         longest = idle = 0
-        first = 0
+        first = in_core = 0
         if self.core is not None:
-            first, longest = 1, self._largest_in_core()
+            first, in_core = 1, self._largest_in_core()
         for number, segment in enumerate(self.segment_table[first:], first):
             mine = self.blocks[self.blocks["segment"] == number]
             runs = _runs_without(mine["state"] == "live", mine["nbytes"])
@@ -230,7 +232,10 @@ class Report:
         room = self.limit_bytes - self.reserved_bytes + idle
         if self._figures["device_free_bytes"] is not None:
             room = min(room, self._figures["device_free_bytes"] + idle)
-        return max(longest, room // 256 * 256 - self._figures["base_slack_bytes"], 0)
+        longest = max(longest, room // 256 * 256 - self._figures["base_slack_bytes"], 0)
+        if self.core is not None and self.core["exclusive"] and longest <= self.core["largest"]:
+            longest = 0
+        return max(in_core, longest)
 
     def _largest_in_core(self):
         """The largest request that the fixed core, the first segment, could serve."""

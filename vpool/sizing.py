@@ -106,7 +106,7 @@ def _hybrid(core, largest, rest, block=None):
     return Hybrid(
         core=core,
         block=block,
-        dynamic=Dynamic(initial=rest, growth=1.1, limit=1.0),
+        dynamic=Dynamic(initial=rest, growth=1.1),
         largest=None if largest is None else int(largest),
         headroom=0 if rest else None,
     )

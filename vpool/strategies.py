@@ -1,6 +1,5 @@
 """Strategies: when a pool asks its source for memory, and for how much."""
 
-import operator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -29,7 +28,7 @@ class Numbers(NamedTuple):
     watermark: float = 1.0  # share of the core above which memory is taken ahead of need
     headroom: int | None = None  # free bytes that what grows keeps ready; None: what it once had to grow for
     grows: bool = True  # beyond the core
-    exact: bool = False  # a segment is never larger than the request that asks for it
+    exact: bool = False  # beyond the core only what is not common, in segments of its own size
 
 
 class Strategy:
@@ -179,8 +178,9 @@ class Fixed(Strategy):
         list of sizes, or of pairs of size and count, makes blocks of several sizes.  None keeps one
         slab, from which blocks of any size are cut.
     oversize : {"error", "direct"}
-        What becomes of a request that is larger than every block: an `OutOfMemoryError` that names
-        both, or a segment of its own, which is counted as a miss.
+        What becomes of a request that is larger than every block, or than the slab: an `OutOfMemoryError`
+        that names both, or a segment of its own, which is counted as a miss.  Smaller requests are never
+        served from such segments: where all blocks that fit are lent, they fail.
     limit : float, int or str
         The most that the pool ever reserves, `capacity` and such segments together; as for `Dynamic`.
 
@@ -198,7 +198,7 @@ class Fixed(Strategy):
     capacity: int | str
     block: int | str | list | tuple | None = None
     oversize: str = "error"
-    limit: float | int | str = 0.8
+    limit: float | int | str = 1.0
 
     def __post_init__(self):
         _core_size(self.capacity, "capacity")
@@ -216,8 +216,6 @@ class Fixed(Strategy):
         capacity = parse_size(self.capacity, "capacity")
         limit = _limit_bytes(self.limit, device_total)
         blocks = self.blocks()
-        if self.oversize == "error" and isinstance(self.limit, float):
-            limit = device_total
         if capacity > limit:
             raise ValueError(
                 f"capacity is {format_bytes(capacity)}, but the pool may take {format_bytes(limit)} "
@@ -228,7 +226,7 @@ class Fixed(Strategy):
             step=GRANULE,
             core=capacity,
             blocks=blocks,
-            largest=blocks[-1][0] if blocks else MAX_SIZE,
+            largest=blocks[-1][0] if blocks else capacity,
             grows=self.oversize == "direct",
             exact=True,
         )
@@ -399,7 +397,9 @@ def _blocks_of(capacity, block, what):
         if isinstance(one, (list, tuple)):
             if len(one) != 2:
                 raise ValueError(f"a block must be a size, or a pair of size and count, got {one!r}")
-            size, count = _block_size(one[0]), operator.index(one[1])
+            size, count = _block_size(one[0]), one[1]
+            if isinstance(count, bool) or not isinstance(count, int):
+                raise TypeError(f"a count of blocks must be an integer, got {count!r}")
             if count < 1:
                 raise ValueError(f"a count of blocks must be at least 1, got {count}")
         else:

@@ -36,8 +36,10 @@ cdef failure(Areas areas, str name, Request* request):
         reason = "host memory for block records ran out"
     elif request.refused:
         reason = f"the device refused {format_bytes(request.refused)}"
-    elif areas.state.limit == 0:
-        reason = "all its memory was taken at construction"
+    elif areas.core_only and request.common:
+        reason = "all its blocks that fit are lent" if areas.largest_block else "its slab has no piece of that size"
+    elif not areas.grows:
+        reason = "it is larger than all that the pool took at construction"
     else:
         reason = "growing would pass the limit"
     steps = [RUNG_NAMES[rung] for rung in range(<int> RUNGS) if request.tried >> rung & 1]

@@ -23,8 +23,8 @@ from vpool._management.walk cimport Broken
 from vpool._storage.driver cimport STATUS_OK
 
 from vpool._management.areas import CoreNotTaken
-from vpool.errors import ForeignPointerError
-from vpool.maintenance import Maintainer
+from vpool.errors import ClosedPoolError, ForeignPointerError
+from vpool.maintenance import Maintainer, checked_interval
 from vpool.policy import Policy
 from vpool.report import Report
 from vpool.sizes import parse_size
@@ -108,6 +108,8 @@ cdef class Pool(Lender):
         if on_pressure not in ("wait", "raise"):
             raise ValueError(f'on_pressure must be "wait" or "raise", not {on_pressure!r}')
         rounding, minimum_remainder = checked_rounding(rounding), checked_remainder(minimum_remainder)
+        if maintain_every is not None:
+            checked_interval(maintain_every)
         self.name = f"pool-{next(_numbers)}" if name is None else str(name)
         source = resolve(source, device)
         numbers = strategy.rule(source.memory()[1])
@@ -121,6 +123,7 @@ cdef class Pool(Lender):
         self.streams = StreamTable(self.areas)
         self.pressure = Pressure(self.areas)
         self.strategy = strategy
+        self.numbers = numbers
         register(self)
         if maintain_every is not None:
             self.maintainer = Maintainer(self, maintain_every)
@@ -387,9 +390,10 @@ cdef class Pool(Lender):
         -----
         The policy's source is not looked at: a pool's memory stays where it came from.
         """
+        self.must_be_open()
         policy = Policy.of(policy)
         numbers = policy.strategy.rule(self.source.memory()[1])
-        before = self.strategy.rule(self.source.memory()[1])
+        before = self.numbers
         for what, key in (("the fixed core", "core"), ("the core's blocks", "blocks"), ("oversize", "grows")):
             if getattr(numbers, key) != getattr(before, key):
                 raise ValueError(
@@ -406,6 +410,7 @@ cdef class Pool(Lender):
         self._set_limit(numbers.limit)
         self.areas.apply(numbers)
         self.strategy = policy.strategy
+        self.numbers = numbers
 
     def set_limit(self, nbytes):
         """Change the most that the pool ever reserves.
@@ -420,12 +425,25 @@ cdef class Pool(Lender):
         ValueError
             Where more than that is reserved, also after `trim`; nothing is changed then.
         """
+        self.must_be_open()
         limit = parse_size(nbytes, "limit")
+        strategy = self.strategy.with_limit(limit)
         self._set_limit(limit)
-        self.strategy = self.strategy.with_limit(limit)
+        self.strategy = strategy
+        self.numbers = self.numbers._replace(limit=limit)
+
+    cdef int must_be_open(self) except -1:
+        if self.core.state.word & STATE_CLOSED:
+            raise ClosedPoolError(f"pool {self.name!r} is closed")
+        return 0
 
     def _set_limit(self, uint64_t limit):
         cdef bint possible
+        if limit < self.numbers.core:
+            raise ValueError(
+                f"pool {self.name!r} has a fixed core of {self.numbers.core:,} bytes, which stays reserved: more than"
+                f" a limit of {limit:,} bytes allows"
+            )
         with nogil:
             possible = self.areas.set_limit(limit)
         if not possible:
@@ -444,10 +462,13 @@ cdef class Pool(Lender):
 
         Raises
         ------
+        ClosedPoolError
+            After `close`.
         SourceError
             Where the source fails for another reason than want of memory.
         """
         cdef int status
+        self.must_be_open()
         with nogil:
             status = self.areas.maintain()
         if status != STATUS_OK:

@@ -52,6 +52,7 @@ cdef tuple copy_records(Areas areas, str name):
             "smallest": areas.smallest,
             "largest": min(areas.smallest + areas.band, areas.fixed_bytes),
             "block_sizes": areas.block_sizes,
+            "exclusive": areas.core_only,
             "oversize": atomic_read(areas.oversize),
             "largest_oversize": atomic_read(areas.largest_oversize),
         }
@@ -151,7 +152,6 @@ cdef read_core_share(Areas areas):
     walk_totals(areas.core, &totals)
     walk_totals(areas.fixed, &fixed)
     served = totals.allocations + fixed.allocations
-    # What no block could hold and failed was a request too.
     return fixed.allocations / served if served else 1.0
 
 

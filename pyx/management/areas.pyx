@@ -50,6 +50,7 @@ cdef class Areas:
         self.smallest = NEVER
         self.watermark = NEVER
         self.grows = numbers.grows
+        self.core_only = numbers.exact
         self.only_blocks = not numbers.grows and len(numbers.blocks) > 0
         self.block_sizes = tuple(numbers.blocks)
         self.largest_block = numbers.blocks[len(numbers.blocks) - 1][0] if numbers.blocks else 0
@@ -124,7 +125,7 @@ cdef class Areas:
                 ladder_climb(self.fixed, request, RUNG_SEARCH, RUNG_MERGE)
             else:
                 ladder_climb(self.fixed, request, first, last)
-            if request.block_id:
+            if request.block_id or self.core_only:
                 return request.block_id
         request.arena = self.state.arenas[slot]
         request.nbytes = round_up(request.requested, request.arena.rounding)
@@ -143,7 +144,7 @@ cdef class Areas:
     cdef BlockId take(self, Request* request) noexcept nogil:
         """A block, by the whole ladder of who has no Python; its number, or 0 with the reasons in the request."""
         if not self.climb(request, RUNG_SEARCH, RUNG_TRIM) and self.core.may_wait and not (
-                request_broken(request) or self.only_blocks and self.hopeless(request)):
+                request_broken(request) or request.tried == 0):
             self.climb(request, RUNG_WAIT, RUNG_WAIT)
         if request.block_id == 0:
             self.core.count_failure(request.status)
@@ -246,6 +247,8 @@ cdef class Areas:
         if self.fixed is not None:
             fixed = atomic_read(self.fixed_state.reserved)
         status = self.core.release_idle(keep - fixed if keep > fixed else 0, released)
+        if released[0]:
+            atomic_write(self.peak_seen, 0)       # what was taken ahead is gone, and may be needed again
         if atomic_read(self.state.word) & STATE_CLOSED:
             atomic_write(self.live_when_looked, live_blocks(self.state) + (
                 live_blocks(self.fixed_state) if self.fixed is not None else 0))
@@ -328,10 +331,12 @@ cdef class Areas:
         """
         cdef uint64_t live, all_live, ahead
         cdef int status = STATUS_OK
-        if self.state.word & STATE_ADAPTIVE:
-            adapt_look(self.core, True)
+        if self.state.word & STATE_CLOSED:
+            return STATUS_OK
         live = core_live_bytes(self.fixed_state)
         if self.fixed is None or live <= self.watermark:
+            if self.state.word & STATE_ADAPTIVE:
+                adapt_look(self.core, True)
             return STATUS_OK
         all_live = live + core_live_bytes(self.state)
         ahead = self.headroom if self.headroom != NEVER else atomic_read(self.state.largest_growth)
@@ -343,6 +348,8 @@ cdef class Areas:
             self.peak_seen = all_live
         if ahead:
             status = ladder_ensure(self.core, ahead)
+        if self.state.word & STATE_CLOSED:        # meanwhile
+            self.after_free()
         return STATUS_OK if status == STATUS_OUT_OF_MEMORY else status
 
 

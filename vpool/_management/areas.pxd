@@ -26,6 +26,7 @@ cdef class Areas:
     cdef uint64_t fixed_bytes
     cdef uint64_t watermark       # live bytes of it from which on the other area grows ahead
     cdef bint grows               # beyond the fixed core
+    cdef bint core_only           # common requests are served from the core or not at all
     cdef bint only_blocks         # a request larger than every block of the core is an error
     cdef uint64_t largest_block
     cdef uint64_t largest_oversize  # bytes of the largest request that no block of the core could hold
