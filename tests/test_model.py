@@ -195,7 +195,7 @@ class CoreMachine(PoolMachine):
         # Equal blocks lie where they lie.
         common = alignment <= GRANULE or not report.core["block_sizes"]
         common &= report.core["smallest"] <= nbytes <= report.core["largest"]
-        if report.core["exclusive"]:
+        if report.core["exclusive"] and alignment <= GRANULE:
             return (blocks["segment"] > 0) != common
         return (blocks["segment"] > 0) | common
 

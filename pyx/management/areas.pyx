@@ -125,7 +125,8 @@ cdef class Areas:
                 ladder_climb(self.fixed, request, RUNG_SEARCH, RUNG_MERGE)
             else:
                 ladder_climb(self.fixed, request, first, last)
-            if request.block_id or self.core_only:
+            # Blocks cannot be cut to an alignment: what none of them has may come from elsewhere.
+            if request.block_id or self.core_only and request.alignment == GRANULE:
                 return request.block_id
         request.arena = self.state.arenas[slot]
         request.nbytes = round_up(request.requested, request.arena.rounding)

@@ -16,7 +16,7 @@ from vpool._base.types cimport (
 )
 from vpool._management.arena cimport CLASSES_PER_ROW, NEVER_CUT, ROWS, Arena, Dependency, Peaks, arena_allocated
 from vpool._management.freelist cimport class_of, freelist_find, freelist_insert, freelist_remove, freelist_take_out
-from vpool._management.hit cimport hit_cut, hit_take_from
+from vpool._management.hit cimport hit_cut, hit_put, hit_take_from
 from vpool._management.index cimport index_bucket
 from vpool._management.record cimport record_delete, record_new
 
@@ -337,6 +337,16 @@ cdef BlockId arena_take_aligned(Arena* arena, uint64_t nbytes, uint64_t requeste
     if arena.solid_size:
         arena_raise_peaks(arena)                  # which the number of live blocks decides there
     return block_id
+
+
+cdef BlockId arena_take_listed(Arena* arena, BlockId block_id, uint64_t requested) noexcept nogil:
+    """Lend a whole block of the lists.  `hit_take_from`, out of the way of what is quick."""
+    return hit_take_from(arena, block_id, arena.blocks[block_id].nbytes, requested, 0)
+
+
+cdef void arena_put(Arena* arena, BlockId block_id) noexcept nogil:
+    """`hit_put`, out of the way of what is quick."""
+    hit_put(arena, block_id)
 
 
 cdef bint arena_at_rest(Arena* arena, uint64_t done) noexcept nogil:

@@ -114,6 +114,8 @@ cdef inline uint64_t arena_allocated(Arena* arena) noexcept nogil:
 cdef Arena* arena_new(uint16_t slot, uint64_t minimum_remainder, uint64_t rounding) noexcept nogil
 cdef void arena_delete(Arena* arena) noexcept nogil
 cdef void arena_grow_index(Arena* arena) noexcept nogil
+cdef BlockId arena_take_listed(Arena* arena, BlockId block_id, uint64_t requested) noexcept nogil
+cdef void arena_put(Arena* arena, BlockId block_id) noexcept nogil
 cdef void arena_raise_peaks(Arena* arena) noexcept nogil
 cdef void peaks_reset(Peaks* peaks) noexcept nogil
 cdef BlockId arena_add_segment(Arena* arena, uint64_t address, uint64_t nbytes) noexcept nogil

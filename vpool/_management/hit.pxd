@@ -7,7 +7,7 @@ from libc.stdint cimport int64_t, uint16_t, uint64_t
 
 from vpool._base.lock cimport lone_count, lone_read
 from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, FLAG_SOLID, FLAG_USED, Block, BlockId, likely, round_up, unlikely
-from vpool._management.arena cimport Arena, arena_raise_peaks
+from vpool._management.arena cimport Arena, arena_put, arena_raise_peaks, arena_take_listed
 from vpool._management.freelist cimport freelist_find, freelist_remove, freelist_resize, freelist_take_out
 from vpool._management.index cimport index_remove, live_insert, live_remove, solid_find
 from vpool._management.merge cimport free_alone, merge_free
@@ -101,7 +101,7 @@ cdef inline BlockId solid_take(Arena* arena, uint64_t requested) noexcept nogil:
     cdef Block* block = &arena.blocks[block_id]
     if unlikely(block_id - arena.solid_first >= arena.solid_count):
         # None, or one that was lent and came back as a loan: it has another record, which is found by its hash.
-        return hit_take_from(arena, block_id, arena.solid_size, requested, 0) if block_id else 0
+        return arena_take_listed(arena, block_id, requested) if block_id else 0
     if likely(block.list_next != 0):
         arena.heads[arena.solid_class] = block.list_next
     else:
@@ -129,7 +129,7 @@ cdef inline bint solid_put(Arena* arena, uint64_t address) noexcept nogil:
     lone_count(arena.live_blocks, -1)
     head = arena.heads[arena.solid_class]
     if unlikely(block.flags != FLAG_SOLID or head == 0):
-        hit_put(arena, block_id)
+        arena_put(arena, block_id)
         return True
     lone_count(arena.requested_bytes, -<int64_t> block.stamp)
     block.generation += 1
