@@ -30,10 +30,10 @@ cdef void _give_surplus(Core core, uint64_t number, uint64_t live, uint64_t keep
 cdef void adapt_look(Core core, bint now) noexcept nogil:
     """Give idle segments back where more stays reserved than live memory has needed of late.
 
-    The cache policy of an adaptive pool.  Every few frees it looks at the excess: what is reserved
+    The low-excess cache policy of an adaptive pool.  Every few frees it looks at the excess: what is reserved
     beyond what is live.  Up to a sixteenth of what is live is kept.  Where it is more for a number of looks,
     or for two while live memory falls steeply, the least of these is surplus, and idle segments go back,
-    the newest first, until a thirty-second of what is live is left or no segment is small enough.  Where
+    mostly the newest first, until a thirty-second of what is live is left or no segment is small enough.  Where
     none is idle, the next try waits until less is live, or for a number of frees that doubles each time.
     """
     cdef Demand* demand = &core.state.demand
@@ -62,7 +62,7 @@ cdef void adapt_look(Core core, bint now) noexcept nogil:
             demand.least_excess = excess
         demand.looks += 1
         if now or (demand.looks >= ENOUGH_LOOKS or demand.looks > 1 and live + live // 64 < demand.first_live) and (
-                number >= demand.next_try or live + live // 168 < demand.tried_live):
+                number >= demand.next_try or live + live // 128 < demand.tried_live):
             # What was needed within these looks stays.
             _give_surplus(core, number, live, live + (0 if now else excess - demand.least_excess))
             demand.looks = 0
