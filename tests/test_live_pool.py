@@ -124,6 +124,11 @@ class TestApply:
 class TestHelper:
     """A thread that maintains the pool."""
 
+    @pytest.fixture(autouse=True)
+    def none_left(self):
+        yield
+        self.wait_for(lambda: not threads_of_pools())
+
     def wait_for(self, what):
         end = time.monotonic() + 10
         while not what() and time.monotonic() < end:
