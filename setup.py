@@ -14,13 +14,23 @@ GENERATED = ROOT / "build" / "cython"
 
 # By hand, bottom layer first: a glob that finds nothing would build an empty wheel without an error.
 MODULES = {
-    "storage": ("driver", "simulated_streams", "host_driver", "simulated_driver", "fake_cuda", "cuda_driver", "source"),
+    "storage": (
+        "driver",
+        "simulated_captures",
+        "simulated_streams",
+        "host_driver",
+        "simulated_driver",
+        "fake_cuda",
+        "cuda_driver",
+        "source",
+    ),
     "management": ("order", "pending", "arena", "lend", "cross", "core", "ladder", "adapt", "walk", "areas"),
     "interface": (
         "arguments",
-        "streams",
         "snapshot",
         "diagnosis",
+        "captures",
+        "streams",
         "pressure",
         "lender",
         "buffer",

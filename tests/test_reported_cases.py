@@ -15,12 +15,10 @@ OWN = load_all([FOLDER])
 TESTS = Path(__file__).parent
 
 # Cases with events that wait for a part of the pool.
-NOT_YET = {
-    "no_device_free_during_capture": ["captures"],
-}
+NOT_YET = {}
 # Cases without events: the test that covers each, or in words what will bring it.
 PROSE = {
-    "allocation_inside_a_captured_graph": "to come with graph capture",
+    "allocation_inside_a_captured_graph": "test_captures.py::test_allocation_inside_a_captured_graph",
     "cupy_set_allocator_defaults": "to come with the frameworks",
     "cycles_are_collected_before_oom": "test_prose_cases.py::test_cycles_are_collected_before_oom",
     "failure_rows_in_rmm_logs": "to come with the trace formats",

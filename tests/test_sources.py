@@ -260,13 +260,13 @@ class TestTable:
             pool.deallocate(pool.allocate(100))
         calls = {name: figures[0] - before[name][0] for name, figures in machine.calls().items()}
         assert (calls["malloc"], calls["free"]) == (1, 1)
-        # Its close waits for the device.
-        assert calls["synchronize"] == 1
+        # Its close waits for its stream.
+        assert (calls["event_synchronize"], calls["synchronize"]) == (1, 0)
         # Into the pool's device and out again: for its total, its segment, that wait, and the segment's return.
         assert calls["get_device"] == 4
         assert calls["set_device"] == 8
         assert {name for name, count in calls.items() if count} == {
-            "malloc", "free", "memory_info", "get_device", "set_device", "synchronize"
+            "malloc", "free", "memory_info", "get_device", "set_device", "event_create", "event_record", "event_synchronize"
         }  # fmt: skip
         assert calls["fill"] == calls["read"] == calls["write"] == 0
 

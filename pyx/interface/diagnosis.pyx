@@ -34,6 +34,11 @@ cdef failure(Areas areas, str name, Request* request):
         )
     elif request.no_record:
         reason = "host memory for block records ran out"
+    elif request.arena.captured:
+        reason = (
+            "in a capture the pool waits for nothing and gives nothing back; `trim()` before it would have made"
+            " what is free but perhaps in use available"
+        )
     elif request.refused:
         reason = f"the device refused {format_bytes(request.refused)}"
     elif areas.core_only and request.common:

@@ -15,7 +15,7 @@ from vpool._management.adapt cimport adapt_look
 from vpool._management.areas cimport is_common, request_init
 from vpool._management.hit cimport hit_any
 from vpool._management.state cimport STATE_ADAPTIVE, STATE_CLOSED, STATE_STOPS, Request
-from vpool._storage.driver cimport STATUS_OK
+from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK
 
 from vpool.errors import ClosedPoolError, SourceError
 
@@ -86,6 +86,7 @@ cdef class Lender:
             raise ClosedPoolError(f"pool {self.name!r} is closed")
         if requested == 0:
             return 0
+        self.streams.settle()
         request_init(self.areas, &request, arena[0], requested, alignment)
         self.pressure.climb(&request, self.name)
         address[0] = request.address
@@ -102,7 +103,8 @@ cdef class Lender:
             with nogil:
                 status = self.areas.drain()
             if status != STATUS_OK:
-                raise source_error(self.core, status, "the stream is gone, and the device cannot be waited for")
+                why = " while a capture goes on" if status == STATUS_NOT_READY else ""
+                raise source_error(self.core, status, f"the stream is gone, and the device cannot be waited for{why}")
             return gone
 
     cdef int take_back(self, uint64_t address, stream) except -1:
@@ -135,10 +137,11 @@ cdef class Lender:
     cdef release_idle(self, uint64_t keep, uint64_t* released):
         """Give what is idle back to the source, but for `keep` bytes; the exception for what it refused, or None."""
         cdef int status = STATUS_OK
+        self.streams.settle()
         with nogil:
             if atomic_read(self.core.state.reserved) or atomic_read(self.areas.fixed_state.reserved):
                 status = self.areas.drain()
-            if status == STATUS_OK:
+            if status == STATUS_OK or status == STATUS_NOT_READY:
                 status = self.areas.release_idle(keep, released)
         return None if status == STATUS_OK else source_error(self.core, status, "the source did not take memory back")
 

@@ -71,6 +71,10 @@ cdef class Pool(Lender):
         Bytes, at least 256: what would be left of a block stays with it if that is less.
     maintain_every : float, optional
         Seconds between two calls of `maintain` by a thread of the pool's own; none if not given.
+    captures : bool
+        Whether a stream that is passed may be capturing a graph.  On CUDA nothing but asking the driver
+        tells, once for each call that names another stream than the legacy default one; a program that
+        never allocates in a capture saves that with False.
 
     Raises
     ------
@@ -100,7 +104,7 @@ cdef class Pool(Lender):
     """
 
     def __cinit__(self, strategy=None, source=None, device=None, name=None, *, on_pressure="wait", rounding=256,
-                  minimum_remainder=256, maintain_every=None):
+                  minimum_remainder=256, maintain_every=None, captures=True):
         if strategy is None:
             strategy = Dynamic()
         if not isinstance(strategy, Strategy):
@@ -120,7 +124,7 @@ cdef class Pool(Lender):
         self.core = self.areas.core
         self.areas.wait(on_pressure == "wait")
         self.default_arena = self.core.state.arenas[0]
-        self.streams = StreamTable(self.areas)
+        self.streams = StreamTable(self.areas, bool(captures))
         self.pressure = Pressure(self.areas)
         self.strategy = strategy
         self.numbers = numbers
@@ -320,6 +324,48 @@ cdef class Pool(Lender):
         """
         self.streams.forget(stream)
 
+    def release_capture(self, id):
+        """Let everybody have the memory of a capture again: its graph will not be launched any more.
+
+        Without this call it happens when the driver has destroyed the graph and all that was instantiated
+        from it, which is also what becomes of a capture that is aborted.
+
+        Parameters
+        ----------
+        id : int
+            Of the capture, as ``cudaStreamGetCaptureInfo`` gives it.  One that has no memory of this pool
+            does nothing.
+
+        Notes
+        -----
+        Launches that still run are waited for before the memory is used again.  What is still live stays so.
+        """
+        self.streams.release_capture(id)
+
+    def share_capture(self, id, other):
+        """Have a capture use the memory of another one, which is right for graphs that never run at once.
+
+        Call it when the capture has begun and not allocated yet.
+
+        Parameters
+        ----------
+        id : int
+            Of the capture that has begun.
+        other : int
+            Of the capture whose memory it shall use; it stays reserved until both are released.
+
+        Raises
+        ------
+        ValueError
+            Where the other one has no memory of this pool, or the first has some already.
+        """
+        self.streams.share_capture(id, other)
+
+    @property
+    def captures(self):
+        """Ids of the captures that memory of this pool is kept for."""
+        return self.streams.capture_ids()
+
     def on_pressure(self, fn, priority=0):
         """Have a function called when a request would fail, to make it free memory.
 
@@ -486,6 +532,7 @@ cdef class Pool(Lender):
             Bytes by which the largest free block has grown.
         """
         before = self.inspect().largest_free_bytes
+        self.streams.settle()
         with nogil:
             self.areas.coalesce()
         return max(0, self.inspect().largest_free_bytes - before)

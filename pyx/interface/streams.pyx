@@ -5,6 +5,7 @@ import weakref
 from libc.stdint cimport uint64_t
 
 from vpool._base.lock cimport atomic_read
+from vpool._interface.captures cimport CaptureTable
 from vpool._management.areas cimport Areas
 from vpool._management.order cimport thread_number
 from vpool._storage.driver cimport STATUS_OK
@@ -61,8 +62,9 @@ class stream:
 cdef class StreamTable:
     """The slots of one pool, by what callers pass as a stream."""
 
-    def __cinit__(self, Areas areas not None):
+    def __cinit__(self, Areas areas not None, bint captures=True):
         self.areas = areas
+        self.captures = CaptureTable(areas) if captures else None
         self.by_object = {}
         self.by_handle = {}
         self.by_thread = {}
@@ -73,20 +75,27 @@ cdef class StreamTable:
         """The slot of a stream, made on first use.
 
         A stream object is asked for its handle once; the handle of a number is checked on each call,
-        since it may have come back as another stream's.
+        since it may have come back as another stream's.  A stream that captures has another slot
+        meanwhile; nothing but asking the driver tells.
         """
+        cdef int slot
         if stream is None:
             stack = getattr(_defaults, "stack", None)
             stream = stack[len(stack) - 1] if stack else None
             if stream is None:
                 return 0
-        if isinstance(stream, int):
-            return self.slot_of_handle(stream_handle(stream))
         known = self.by_object.get(id(stream))
         if known is not None and known[0]() is stream:
-            return known[1]
+            slot = known[1]
+            return self.captured(stream, atomic_read(self.areas.state.table[slot].stream)) or slot
         handle = stream_handle(stream)
+        # First: to ask for the id of a stream that captures invalidates the capture.
+        slot = self.captured(stream, handle)
+        if slot:
+            return slot
         slot = self.slot_of_handle(handle)
+        if isinstance(stream, int):
+            return slot
         if handle == PER_THREAD_STREAM or isinstance(stream, str):
             return slot                           # means another stream each time
         try:
@@ -103,6 +112,27 @@ cdef class StreamTable:
         if known is not None and known[0] is reference:
             self.by_object.pop(key, None)
             self.areas.hold_slot(known[1], -1)
+
+    cdef int captured(self, object stream, uint64_t handle) except -1:
+        """The slot of a stream that captures now, made on first use; 0 where it does not."""
+        if handle == LEGACY_STREAM or self.captures is None:
+            return 0
+        if not self.areas.core.source.driver.may_capture() and not self.captures.capturing:
+            return 0
+        return self.captures.slot_of(self, stream, handle, thread_number() if handle == PER_THREAD_STREAM else 0)
+
+    def open_captured(self, handle, capture):
+        """Make a slot for a stream that captures."""
+        with self.changing:
+            return self.make_slot(handle, capture, 0, capture)
+
+    cdef int settle(self) except -1:
+        """Release the captures whose graphs are gone, and learn which are over."""
+        if self.captures is not None:
+            self.captures.settle()
+            if self.captures.capturing:
+                self.captures.ask_again(self)
+        return 0
 
     cdef int slot_of_handle(self, uint64_t handle) except -1:
         cdef uint64_t unique_id = 0
@@ -135,16 +165,7 @@ cdef class StreamTable:
                     return before
                 # The handle came back: the stream that had it is gone.
                 self.areas.slot_is_gone(before)
-            with nogil:
-                if self.areas.state.slots >= ENOUGH_SLOTS:
-                    slot = self.areas.reopen_slot(handle, unique_id, thread, False)
-                if slot < 0:
-                    slot = self.areas.open_slot(handle, unique_id, thread)
-                if slot < 0:
-                    slot = self.areas.reopen_slot(handle, unique_id, thread, True)
-            if slot < 0:
-                raise MemoryError(f"no slot left for stream {handle:#x}: {self.areas.state.slots} are in use")
-            self._drop(slot)
+            slot = self.make_slot(handle, unique_id, thread, 0)
             if thread:
                 self.by_thread[thread] = slot
                 if not hasattr(_defaults, "ends"):
@@ -152,6 +173,21 @@ cdef class StreamTable:
                 _defaults.ends.slots.append((weakref.ref(self), slot, thread))
             else:
                 self.by_handle[handle] = slot
+        return slot
+
+    cdef int make_slot(self, uint64_t handle, uint64_t unique_id, uint64_t thread, uint64_t capture) except -1:
+        """A slot that nothing leads to yet, new or of a stream that is gone.  `changing` is held."""
+        cdef int slot = -1
+        with nogil:
+            if self.areas.state.slots >= ENOUGH_SLOTS:
+                slot = self.areas.reopen_slot(handle, unique_id, thread, capture, False)
+            if slot < 0:
+                slot = self.areas.open_slot(handle, unique_id, thread, capture)
+            if slot < 0:
+                slot = self.areas.reopen_slot(handle, unique_id, thread, capture, True)
+        if slot < 0:
+            raise MemoryError(f"no slot left for stream {handle:#x}: {self.areas.state.slots} are in use")
+        self._drop(slot)
         return slot
 
     def thread_ended(self, int slot, thread):
@@ -167,6 +203,21 @@ cdef class StreamTable:
                 if (found if known is self.by_handle else found[1]) == slot:
                     known.pop(key, None)
         self.areas.release_slot(slot)
+
+    def release_capture(self, id):
+        if isinstance(id, bool) or not isinstance(id, int):
+            raise TypeError(f"a capture's id is an int, not {type(id).__name__}")
+        if self.captures is not None:
+            self.captures.release(id)
+
+    def share_capture(self, id, other):
+        if self.captures is None:
+            raise ValueError("this pool was made for programs that never allocate in a capture")
+        self.captures.share(id, other)
+
+    def capture_ids(self):
+        self.settle()
+        return () if self.captures is None else self.captures.ids()
 
     def forget(self, stream):
         """Let go of a stream, best before it is destroyed: nothing that comes later inherits its slot."""

@@ -21,7 +21,7 @@ from vpool._management.state cimport (
     slot_count,
 )
 from vpool._management.walk cimport Broken, walk_check
-from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
+from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.source cimport Source
 
 cdef enum:
@@ -159,8 +159,12 @@ cdef class Areas:
         address[0] = request.address
         return request.block_id
 
-    cdef int open_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread) noexcept nogil:
-        """Make a slot, the same in each area; its number, or -1 where there is no room for it."""
+    cdef int open_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread, uint64_t capture) noexcept nogil:
+        """Make a slot, the same in each area; its number, or -1 where there is no room for it.
+
+        For a capture, its memory is kept for the graph, and its handle is never touched: whether the stream
+        exists any more is the program's affair.
+        """
         cdef uint64_t* waited
         cdef uint64_t* fixed_waited
         cdef Arena* arena = self.core.prepare_slot(&waited)
@@ -172,10 +176,11 @@ cdef class Areas:
                 return -1
             arena.fixed = fixed_arena
             # Before the other, where callers look.
-            self.fixed.enter_slot(fixed_arena, fixed_waited, stream, unique_id, thread)
-        return self.core.enter_slot(arena, waited, stream, unique_id, thread) if arena != NULL else -1
+            self.fixed.enter_slot(fixed_arena, fixed_waited, stream, unique_id, thread, capture)
+        return self.core.enter_slot(arena, waited, stream, unique_id, thread, capture) if arena != NULL else -1
 
-    cdef int reopen_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread, bint may_drain) noexcept nogil:
+    cdef int reopen_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread, uint64_t capture,
+                         bint may_drain) noexcept nogil:
         """Give a slot whose stream is gone to another stream; its number, or -1 where there is none."""
         cdef uint32_t slot
         cdef int found = -1
@@ -185,10 +190,13 @@ cdef class Areas:
         turn_take(&self.state.crossing_turn)
         self.core.make_restful(may_drain)
         for slot in range(1, slot_count(self.state)):
+            # A capture would keep the free memory that a slot at rest may have.
+            if capture and (self.state.arenas[slot].rows or self.fixed_state.arenas[slot].rows):
+                continue
             if self.core.slot_at_rest(slot) and (self.fixed is None or self.fixed.slot_at_rest(slot)):
-                self.core.give_slot(slot, stream, unique_id, thread)
+                self.core.give_slot(slot, stream, unique_id, thread, capture)
                 if self.fixed is not None:
-                    self.fixed.give_slot(slot, stream, unique_id, thread)
+                    self.fixed.give_slot(slot, stream, unique_id, thread, capture)
                 found = slot
                 break
         turn_give(&self.state.crossing_turn)
@@ -218,12 +226,24 @@ cdef class Areas:
         self.state.table[slot].held = 0
         self.fixed_state.table[slot].held = 0
 
+    cdef void end_capture(self, int slot) noexcept nogil:
+        """Let everybody have a slot's memory again, as that of a stream that is gone: its graph is.
+
+        Nothing it freed counts as complete before the device was waited for.
+        """
+        atomic_write(self.state.arenas[slot].captured, 0)
+        atomic_write(self.fixed_state.arenas[slot].captured, 0)
+
     cdef int drain(self) noexcept nogil:
-        """Wait for all work on the device; then whatever was freed before is complete."""
+        """Wait for all work of the pool's streams; then whatever was freed before is complete.
+
+        STATUS_NOT_READY where that may not be waited for, since something captures; the rest was.
+        """
         cdef int status = self.core.drain()
-        if status == STATUS_OK and self.fixed is not None:
-            status = self.fixed.drain()
-        return status
+        cdef int other = STATUS_OK
+        if self.fixed is not None:
+            other = self.fixed.drain()
+        return status if status != STATUS_OK and status != STATUS_NOT_READY or other == STATUS_OK else other
 
     cdef bint put(self, uint64_t address, uint16_t hint) noexcept nogil:
         """Take back the live block at `address`, looking in the hinted slot's arena first."""
@@ -263,10 +283,13 @@ cdef class Areas:
     cdef void after_free(self) noexcept nogil:
         """What a set state word asks for after a free: an adaptive or a closed pool gives back what is idle."""
         cdef uint64_t released
+        cdef int status
         if self.state.word & STATE_ADAPTIVE:
             adapt_look(self.core, False)
-        if self.state.word & STATE_CLOSED and self.may_have_idle() and self.drain() == STATUS_OK:
-            self.release_idle(0, &released)
+        if self.state.word & STATE_CLOSED and self.may_have_idle():
+            status = self.drain()
+            if status == STATUS_OK or status == STATUS_NOT_READY:
+                self.release_idle(0, &released)
 
     cdef bint may_have_idle(self) noexcept nogil:
         """Whether it is worth looking for wholly free segments of a closed pool: each time half as much is live."""

@@ -349,22 +349,6 @@ cdef void arena_put(Arena* arena, BlockId block_id) noexcept nogil:
     hit_put(arena, block_id)
 
 
-cdef bint arena_at_rest(Arena* arena, uint64_t done) noexcept nogil:
-    """Whether all that the arena holds is free, and freed with a stamp up to `done`.  O(free blocks)."""
-    cdef uint32_t number
-    cdef BlockId block_id
-    cdef bint rest
-    bias_take(&arena.lock)
-    rest = arena.live_blocks == 0 and arena.pending_blocks == 0 and arena.lent_blocks == 0 and arena.adopted == 0
-    for number in range(<uint32_t> (ROWS * CLASSES_PER_ROW)):
-        block_id = arena.heads[number]
-        while rest and block_id:
-            rest = arena.blocks[block_id].stamp <= done
-            block_id = arena.blocks[block_id].list_next
-    bias_drop(&arena.lock)
-    return rest
-
-
 cdef BlockId arena_containing(Arena* arena, BlockId edge_id, uint64_t address) noexcept nogil:
     """The block of a segment that `address` lies in.  Walks the segment: for error messages only."""
     cdef BlockId block_id = arena.blocks[edge_id].next

@@ -29,7 +29,6 @@ from vpool._management.arena cimport (
     Peaks,
     arena_add_segment,
     arena_allocated,
-    arena_at_rest,
     arena_cut_solid,
     arena_index_solid,
     arena_delete,
@@ -40,8 +39,14 @@ from vpool._management.arena cimport (
     peaks_reset,
 )
 from vpool._management.core cimport core_deallocate
-from vpool._management.cross cimport cross_recall
-from vpool._management.order cimport order_drain, order_forget, order_mark, order_poll, order_reachable
+from vpool._management.cross cimport cross_prove, cross_recall
+from vpool._management.order cimport (
+    order_at_rest,
+    order_drain,
+    order_forget,
+    order_mark,
+    order_reachable,
+)
 from vpool._management.state cimport (
     CoreState,
     Request,
@@ -49,7 +54,7 @@ from vpool._management.state cimport (
     Slot,
     slot_count,
 )
-from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
+from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.source cimport Source
 
 cdef enum:
@@ -65,12 +70,10 @@ cdef uint64_t core_live_bytes(CoreState* state) noexcept nogil:
     return total
 
 
-cdef void _mark_all(Core core) noexcept nogil:
-    cdef CoreState* state = &core.state
+cdef void _prove_all(Core core) noexcept nogil:
     cdef uint32_t slot
-    for slot in range(slot_count(state)):
-        order_mark(state, core.source, slot, atomic_read(state.arenas[slot].sequence))
-        order_poll(state, core.source, slot)
+    for slot in range(slot_count(&core.state)):
+        cross_prove(&core.state, core.source, slot)
 
 
 @cython.no_gc   # its source refers to nothing of Python's, so no cycle; and `__dealloc__` needs the source
@@ -101,7 +104,7 @@ cdef class Core:
     cdef bint _open_default(self) noexcept nogil:
         cdef uint64_t* waited
         cdef Arena* arena = self.prepare_slot(&waited)
-        return arena != NULL and self.enter_slot(arena, waited, 0, 0, 0) == 0
+        return arena != NULL and self.enter_slot(arena, waited, 0, 0, 0, 0) == 0
 
     def __dealloc__(self):
         cdef CoreState* state = &self.state
@@ -133,7 +136,7 @@ cdef class Core:
         return arena
 
     cdef int enter_slot(self, Arena* arena, uint64_t* waited, uint64_t stream, uint64_t unique_id,
-                        uint64_t thread) noexcept nogil:
+                        uint64_t thread, uint64_t capture) noexcept nogil:
         """Make what was prepared a slot; its number, or -1 and nothing is left of it where all are taken."""
         cdef CoreState* state = &self.state
         cdef int slot = -1
@@ -152,6 +155,8 @@ cdef class Core:
             state.table[slot].unique_id = unique_id
             state.table[slot].thread = thread
             state.table[slot].waited = waited
+            state.table[slot].gone = capture != 0
+            arena.captured = capture
             atomic_release(state.slots, state.slots + 1)
         spin_unlock(&state.lock)
         if slot < 0:
@@ -188,9 +193,11 @@ cdef class Core:
         slots may have been recorded for it.
         """
         cdef CoreState* state = &self.state
-        return state.table[slot].quiet and arena_at_rest(state.arenas[slot], atomic_read(state.table[slot].done))
+        return state.table[slot].quiet and not state.arenas[slot].captured and order_at_rest(
+            state.arenas[slot], atomic_read(state.table[slot].done))
 
-    cdef void give_slot(self, int slot, uint64_t stream, uint64_t unique_id, uint64_t thread) noexcept nogil:
+    cdef void give_slot(self, int slot, uint64_t stream, uint64_t unique_id, uint64_t thread,
+                        uint64_t capture) noexcept nogil:
         """Make a slot at rest another stream's.  The crossing turn is the caller's."""
         cdef CoreState* state = &self.state
         cdef uint32_t freer
@@ -200,7 +207,8 @@ cdef class Core:
         atomic_write(state.table[slot].stream, stream)
         atomic_write(state.table[slot].unique_id, unique_id)
         state.table[slot].thread = thread
-        atomic_write(state.table[slot].gone, False)
+        atomic_write(state.arenas[slot].captured, capture)
+        atomic_write(state.table[slot].gone, capture != 0)
         state.table[slot].quiet = False
 
     cdef void settle(self) noexcept nogil:
@@ -367,9 +375,9 @@ cdef class Core:
     cdef void prove_idle(self) noexcept nogil:
         """Bring home what streams lent one another, and learn what is complete, without waiting."""
         turn_take(&self.state.crossing_turn)
-        _mark_all(self)
+        _prove_all(self)
         cross_recall(&self.state, self.source)
-        _mark_all(self)           # what came home and merged has new stamps
+        _prove_all(self)          # what came home and merged has new stamps
         turn_give(&self.state.crossing_turn)
 
     cdef void coalesce(self) noexcept nogil:
@@ -379,13 +387,16 @@ cdef class Core:
         turn_give(&self.state.crossing_turn)
 
     cdef int drain(self) noexcept nogil:
-        """Wait for all work on the device; then whatever was freed before is complete."""
+        """Wait for all work of the pool's streams; then whatever was freed before is complete.
+
+        STATUS_NOT_READY where that may not be waited for, since something captures; the rest was.
+        """
         cdef int status
         turn_take(&self.state.crossing_turn)
         status = order_drain(&self.state, self.source)
         # What came home and merged has new stamps, and may have a second way home before it, past a stream
         # that is gone and cannot be asked; the device is idle, so this costs little.
-        while status == STATUS_OK and cross_recall(&self.state, self.source):
+        while (status == STATUS_OK or status == STATUS_NOT_READY) and cross_recall(&self.state, self.source):
             status = order_drain(&self.state, self.source)
         turn_give(&self.state.crossing_turn)
         return status
@@ -407,7 +418,7 @@ cdef class Core:
         while cursor[0] and not found:
             cursor[0] -= 1
             idle[0] = state.segments[cursor[0]]
-            if state.reserved < keep + idle.handle.nbytes:
+            if state.reserved < keep + idle.handle.nbytes or idle.arena.captured:
                 continue
             if idle.edge == 0:                    # refused before
                 found = True

@@ -19,7 +19,7 @@ from vpool._management.lend cimport (
     lend_unadopt,
 )
 from vpool._management.merge cimport free_block
-from vpool._management.order cimport order_drain, order_make, order_mark, order_poll, order_proved
+from vpool._management.order cimport order_make, order_mark, order_poll, order_proved
 from vpool._management.pending cimport pending_add, pending_release, pending_rotate, pending_use
 from vpool._management.state cimport CoreState, Request, lock_all, slot_count, unlock_all
 from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK
@@ -129,7 +129,7 @@ cdef void _give_home(CoreState* state, Source source, Extent* extent) noexcept n
     bias_drop(&owner.lock)
     if not kept:
         # No record left to remember the dependency with: make it true instead.
-        if order_drain(state, source) == STATUS_OK:
+        if order_make(state, source, owner.slot, extent.freer.slot, extent.stamp) == STATUS_OK:
             bias_take(&owner.lock)
             free_block(owner, extent.lent)
             bias_drop(&owner.lock)
@@ -141,6 +141,8 @@ cdef bint _recall_from(CoreState* state, Source source, Arena* arena) noexcept n
     cdef int count = RETURNED_AT_ONCE
     cdef int i
     cdef bint any = False
+    if arena.captured:
+        return False
     while count == RETURNED_AT_ONCE:
         bias_take(&arena.lock)
         count = lend_return(arena, extents, RETURNED_AT_ONCE)
@@ -198,7 +200,7 @@ cdef void _recall_parts(CoreState* state, Source source) noexcept nogil:
     """Send home every free block that an arena has of another, also out of extents that are in use."""
     cdef uint32_t slot
     for slot in range(slot_count(state)):
-        while _isolate_some(state, state.arenas[slot]):
+        while not state.arenas[slot].captured and _isolate_some(state, state.arenas[slot]):
             _recall_from(state, source, state.arenas[slot])
     cross_recall(state, source)
 
@@ -267,15 +269,35 @@ cdef BlockId _use_loan(CoreState* state, Source source, Request* request, Extent
     return request.block_id
 
 
+cdef void cross_prove(CoreState* state, Source source, uint16_t slot) noexcept nogil:
+    """Learn what is complete of all that a slot freed so far, without waiting."""
+    order_mark(state, source, slot, atomic_read(state.arenas[slot].sequence))
+    order_poll(state, source, slot)
+
+
+cdef bint _fits(Request* request, Arena* owner) noexcept nogil:
+    """Whether an arena has a free block for a request."""
+    cdef bint found
+    bias_take(&owner.lock)
+    found = freelist_find(owner, request.nbytes + request.alignment - GRANULE) != 0
+    bias_drop(&owner.lock)
+    return found
+
+
 cdef BlockId cross_steal(CoreState* state, Source source, Request* request) noexcept nogil:
-    """Serve the request from another stream's free memory: first what is proved complete."""
+    """Serve the request from another stream's free memory: first what is proved complete.
+
+    In a capture nothing else: a graph cannot wait for work outside of it.
+    """
     cdef Extent extent
     cdef uint32_t slot
     cdef int proved_only
-    for proved_only in range(1, -1, -1):
+    for proved_only in range(1, 0 if request.arena.captured else -1, -1):
         for slot in range(slot_count(state)):
-            if state.arenas[slot] == request.arena:
+            if state.arenas[slot] == request.arena or state.arenas[slot].captured:
                 continue
+            if request.arena.captured and _fits(request, state.arenas[slot]):
+                cross_prove(state, source, slot)
             if _take_loan(state, request, state.arenas[slot], proved_only, &extent):
                 if _use_loan(state, source, request, &extent) or request.status or request.no_record:
                     return request.block_id
@@ -308,7 +330,8 @@ cdef BlockId cross_merge(CoreState* state, Source source, Request* request) noex
         return request.block_id
     # Last, streams wait for others that have nothing to do with this request.
     for slot in range(slot_count(state)):
-        while state.arenas[slot] != arena and _order_pending(state, source, state.arenas[slot], 0):
+        while state.arenas[slot] != arena and not state.arenas[slot].captured and _order_pending(
+                state, source, state.arenas[slot], 0):
             pass
     return cross_steal(state, source, request)
 

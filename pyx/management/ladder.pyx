@@ -6,11 +6,15 @@ from vpool._base.bias cimport bias_drop, bias_take
 from vpool._base.lock cimport atomic_add, atomic_read, atomic_write
 from vpool._base.turn cimport turn_give, turn_take
 from vpool._base.types cimport GRANULE, SEGMENT_ROUNDING, BlockId, round_down, round_up
+from vpool._management.arena cimport Arena, arena_allocated
 from vpool._management.core cimport STATUS_MISALIGNED, Core, core_live_bytes, request_broken
 from vpool._management.cross cimport cross_merge, cross_ready, cross_steal, cross_take_own
 from vpool._management.freelist cimport freelist_find
 from vpool._management.state cimport RUNG_SEARCH, RUNGS, STATE_ADAPTIVE, CoreState, GrowthRule, Request, slot_count
-from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
+from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK, STATUS_OUT_OF_MEMORY
+
+cdef enum:
+    MOST_FOR_CAPTURES = 32 << 20  # bytes that a capture takes beyond what it needs
 
 RUNG_NAMES = (
     "search the whole size class",
@@ -94,6 +98,11 @@ cdef uint64_t _adapted(CoreState* state, uint64_t step, uint64_t reserved) noexc
     return min(step, risen // 4)
 
 
+cdef uint64_t _capture_step(Arena* arena) noexcept nogil:
+    """Of the memory of a capture, which nothing else can use: by a quarter of what is live there."""
+    return min(max(arena_allocated(arena) // 4, <uint64_t> SEGMENT_ROUNDING), <uint64_t> MOST_FOR_CAPTURES)
+
+
 cdef void _make_room(Core core) noexcept nogil:
     """Of an adaptive pool: idle segments that did not fit the request go back before another one comes."""
     cdef uint64_t live = core_live_bytes(&core.state)
@@ -106,11 +115,13 @@ cdef void _grow_in_turn(Core core, Request* request) noexcept nogil:
     cdef CoreState* state = &core.state
     # A segment may begin at any multiple of the granule, so an alignment can cost that much more.
     cdef uint64_t need = request.nbytes + request.alignment - GRANULE + state.base_slack
-    cdef uint64_t want = _next_step(state)
-    cdef uint64_t granted
+    cdef uint64_t want, granted
     cdef int status
-    if atomic_read(state.word) & STATE_ADAPTIVE:
-        _make_room(core)
+    if request.arena.captured:
+        want = _capture_step(request.arena)
+    else:
+        if atomic_read(state.word) & STATE_ADAPTIVE:
+            _make_room(core)
         want = _next_step(state)
     # What a request alone decides has its size: a tail would take small blocks, which outlive it and pin all of it.
     want = round_up(want, SEGMENT_ROUNDING if want >= SEGMENT_ROUNDING else GRANULE) if want > need else need
@@ -146,23 +157,29 @@ cdef BlockId _trim(Core core, Request* request) noexcept nogil:
 
 cdef BlockId _wait(Core core, Request* request) noexcept nogil:
     """Wait for the device; then pending blocks are free, and what is idle can go."""
-    if core.drain() != STATUS_OK:
+    cdef int status = core.drain()
+    if status != STATUS_OK and status != STATUS_NOT_READY:
         return 0
     return request.block_id if _search(core, request) or _merge(core, request) else _trim(core, request)
 
 
 cdef rung_t[<int> RUNGS] LADDER = [_search, _ready, _steal, _merge, _grow, _trim, NULL, NULL, _wait]
+# In a capture nothing is waited for, and nothing goes back to the source.
+cdef rung_t[<int> RUNGS] CAPTURE_LADDER = [_search, NULL, _steal, NULL, _grow, NULL, NULL, NULL, NULL]
 
 
 cdef BlockId ladder_climb(Core core, Request* request, int first, int last) noexcept nogil:
     """Try some rungs of the ladder.  Takes no lock but for moments."""
     cdef CoreState* state = &core.state
+    cdef rung_t* rungs = &CAPTURE_LADDER[0] if request.arena.captured else &LADDER[0]
     cdef int rung
     core.settle()
     for rung in range(first, last + 1):
+        if rungs[rung] == NULL:
+            continue
         atomic_add(state.rung_tries[rung], 1)
         request.tried |= <uint32_t> 1 << rung
-        if LADDER[rung](core, request) or (rung > RUNG_SEARCH and _search(core, request)):
+        if rungs[rung](core, request) or (rung > RUNG_SEARCH and _search(core, request)):
             atomic_add(state.rung_hits[rung], 1)
             break
     if request.grown and request.block_id:

@@ -5,9 +5,12 @@ driver.
 """
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
+from vpool._base.bias cimport bias_drop, bias_take
 from vpool._base.lock cimport atomic_add, atomic_exchange, atomic_read, atomic_write
+from vpool._base.types cimport BlockId
+from vpool._management.arena cimport CLASSES_PER_ROW, ROWS, Arena
 from vpool._management.state cimport MARKERS, CoreState, Marker, Slot, slot_count
-from vpool._storage.driver cimport STATUS_INVALID_HANDLE, STATUS_NOT_READY, STATUS_OK
+from vpool._storage.driver cimport CAPTURE_NONE, STATUS_INVALID_HANDLE, STATUS_NOT_READY, STATUS_OK
 from vpool._storage.source cimport Source
 
 
@@ -28,12 +31,35 @@ cdef uint64_t thread_number() noexcept nogil:
     return _thread_number()
 
 
+cdef unsigned long long _captures = 0
+
+
+cdef void captures_count(int by) noexcept nogil:
+    atomic_add(_captures, by)
+
+
+cdef bint order_at_rest(Arena* arena, uint64_t done) noexcept nogil:
+    """Whether all that the arena holds is free, and freed with a stamp up to `done`.  O(free blocks)."""
+    cdef uint32_t number
+    cdef BlockId block_id
+    cdef bint rest
+    bias_take(&arena.lock)
+    rest = arena.live_blocks == 0 and arena.pending_blocks == 0 and arena.lent_blocks == 0 and arena.adopted == 0
+    for number in range(<uint32_t> (ROWS * CLASSES_PER_ROW)):
+        block_id = arena.heads[number]
+        while rest and block_id:
+            rest = arena.blocks[block_id].stamp <= done
+            block_id = arena.blocks[block_id].list_next
+    bias_drop(&arena.lock)
+    return rest
+
+
 cdef void order_poll(CoreState* state, Source source, uint16_t freer) noexcept nogil:
     """Ask for the markers of a slot, oldest first, until one is not complete."""
     cdef Slot* slot = &state.table[freer]
     cdef Marker first
     cdef int i
-    while slot.marker_count and source.driver.event_query(slot.markers[0].event) == STATUS_OK:
+    while slot.marker_count and source.query_event(slot.markers[0].event) == STATUS_OK:
         first = slot.markers[0]
         atomic_write(slot.done, first.number)
         slot.marker_count -= 1
@@ -52,6 +78,7 @@ cdef bint order_reachable(Source source, Slot* slot) noexcept nogil:
     with the device.
     """
     cdef uint64_t unique_id = 0
+    cdef int capture
     if slot.thread:
         return slot.thread == thread_number()
     if slot.unique_id == 0:
@@ -59,6 +86,8 @@ cdef bint order_reachable(Source source, Slot* slot) noexcept nogil:
     if not source.checks_handles:
         return not atomic_read(slot.gone) and (slot.held > 0 or slot.asking)
     if not atomic_read(slot.gone):
+        if source.ask_capture(slot.stream, &capture) == STATUS_OK and capture != CAPTURE_NONE:
+            return True                           # it exists; to ask for its id would invalidate the capture
         # Another stream may have got the handle of one that was destroyed.
         if source.driver.stream_id(slot.stream, &unique_id) != STATUS_OK or unique_id != slot.unique_id:
             atomic_write(slot.gone, True)
@@ -68,15 +97,21 @@ cdef bint order_reachable(Source source, Slot* slot) noexcept nogil:
 cdef int order_mark(CoreState* state, Source source, uint16_t freer, uint64_t number) noexcept nogil:
     """Record a marker that covers what a slot freed with that stamp, if none does.
 
-    STATUS_INVALID_HANDLE where the stream is out of reach.
+    STATUS_INVALID_HANDLE where the stream is out of reach, STATUS_NOT_READY while it captures: the marker would
+    be part of the graph.
     """
     cdef Slot* slot = &state.table[freer]
     cdef Marker* marker
-    cdef int status
+    cdef int status, capture
     if number < atomic_read(state.arenas[freer].sequence):
         return STATUS_OK
     if not order_reachable(source, slot):
         return STATUS_INVALID_HANDLE
+    status = source.ask_capture(slot.stream, &capture)
+    if status != STATUS_OK:
+        return status
+    if capture != CAPTURE_NONE:
+        return STATUS_NOT_READY
     if slot.marker_count == MARKERS:
         order_poll(state, source, freer)
     marker = &slot.markers[slot.marker_count if slot.marker_count < MARKERS else MARKERS - 1]
@@ -99,23 +134,34 @@ cdef int order_mark(CoreState* state, Source source, uint16_t freer, uint64_t nu
     return STATUS_OK
 
 
+cdef bint _can_wait(CoreState* state, Source source, uint16_t user) noexcept nogil:
+    """Whether a slot's stream can be made to wait for an event now."""
+    cdef int capture
+    return order_reachable(source, &state.table[user]) and source.ask_capture(
+        state.table[user].stream, &capture) == STATUS_OK and capture == CAPTURE_NONE
+
+
 cdef int order_make(CoreState* state, Source source, uint16_t user, uint16_t freer, uint64_t number) noexcept nogil:
     """Make new work of slot `user` come after what slot `freer` freed with that stamp.
 
     By proof that it is complete, by a wait that was already made, else by a wait of the user's stream
-    for an event; where the freer's stream is out of reach, by waiting for the device, or in a pool that
-    never waits, not at all: STATUS_NOT_READY.
+    for an event; where the freer's stream is out of reach, by waiting for the device.  STATUS_NOT_READY
+    where it would have to be waited for and that may not be: in a pool that never waits, or in a capture.
     """
     cdef Slot* slot = &state.table[freer]
     cdef int status, i
     if order_proved(state, user, freer, number):
         return STATUS_OK
+    if state.arenas[freer].captured:
+        return STATUS_NOT_READY                   # a graph may use it again at any time
     status = order_mark(state, source, freer, number)
+    if status == STATUS_NOT_READY:
+        return status
     if status == STATUS_OK:
         order_poll(state, source, freer)
         if order_proved(state, user, freer, number):
             return STATUS_OK
-        for i in range(slot.marker_count if order_reachable(source, &state.table[user]) else 0):
+        for i in range(slot.marker_count if _can_wait(state, source, user) else 0):
             if slot.markers[i].number >= number:
                 status = source.wait_for_event(state.table[user].stream, slot.markers[i].event)
                 if status == STATUS_OK:
@@ -124,19 +170,24 @@ cdef int order_make(CoreState* state, Source source, uint16_t user, uint16_t fre
                     atomic_add(state.overwaits, slot.markers[i].number > number)
                     return STATUS_OK
                 break
-    return STATUS_NOT_READY if state.never_waits else order_drain(state, source)
+    if state.never_waits:
+        return STATUS_NOT_READY
+    status = order_drain(state, source)
+    return STATUS_OK if order_proved(state, user, freer, number) else (
+        STATUS_NOT_READY if status == STATUS_OK else status)
 
 
-cdef int order_drain(CoreState* state, Source source) noexcept nogil:
-    """Wait for the device; then whatever was freed before is complete."""
+cdef int _drain_device(CoreState* state, Source source) noexcept nogil:
+    """Wait for the device; then whatever was freed before is complete, but for what graphs may use."""
     cdef uint32_t freer
     cdef uint64_t number
     cdef int status
     for freer in range(slot_count(state)):
+        atomic_write(state.arenas[freer].wanted, 0)
         # Raised first, so that a free from here on is not taken for complete.
         number = atomic_exchange(state.arenas[freer].sequence, atomic_read(state.arenas[freer].sequence) + 1)
-        state.table[freer].draining = number
-        state.table[freer].ending = atomic_read(state.table[freer].gone)
+        state.table[freer].draining = 0 if state.arenas[freer].captured else number
+        state.table[freer].ending = state.table[freer].draining and atomic_read(state.table[freer].gone)
     atomic_add(state.drains, 1)
     status = source.synchronize()
     if status == STATUS_OK:
@@ -146,7 +197,61 @@ cdef int order_drain(CoreState* state, Source source) noexcept nogil:
             state.table[freer].marker_count = 0
             if state.table[freer].ending:
                 state.table[freer].quiet = True
+    for freer in range(slot_count(state) if status != STATUS_OK else 0):
+        atomic_exchange(state.arenas[freer].wanted, 1)
     return status
+
+
+cdef int _drain_slot(CoreState* state, Source source, uint16_t freer) noexcept nogil:
+    """Wait for what a slot's stream has queued; then whatever it freed before is complete."""
+    cdef Slot* slot = &state.table[freer]
+    cdef int status = order_mark(state, source, freer, atomic_read(state.arenas[freer].sequence))
+    if status == STATUS_OK:
+        status = source.await_event(slot.markers[slot.marker_count - 1].event)
+    if status == STATUS_OK:
+        atomic_write(slot.done, slot.markers[slot.marker_count - 1].number)
+        slot.marker_count = 0
+    return status
+
+
+cdef bint _has_ended(Arena* arena, Slot* slot) noexcept nogil:
+    """Whether all that a slot ever freed is complete, and nothing else of it is waited for."""
+    cdef uint64_t done = atomic_read(slot.done)
+    return slot.quiet and not atomic_read(arena.wanted) and done + 1 >= atomic_read(arena.sequence) and order_at_rest(
+        arena, done)
+
+
+cdef int order_drain(CoreState* state, Source source) noexcept nogil:
+    """Wait for all work of the pool's streams; then whatever was freed before is complete.
+
+    Stream by stream, since waiting for the device would invalidate any capture that goes on; only for streams
+    that are out of reach it has to be, and then not while a capture is known.  STATUS_NOT_READY where some
+    could not be waited for.
+    """
+    cdef uint32_t freer
+    cdef int capture, status
+    cdef bint beyond = False
+    cdef bint captures = atomic_read(_captures) != 0 and source.driver.may_capture()
+    for freer in range(slot_count(state)):
+        if state.arenas[freer].captured:
+            continue
+        if not order_reachable(source, &state.table[freer]):
+            beyond = beyond or not _has_ended(state.arenas[freer], &state.table[freer])
+            continue
+        status = source.ask_capture(state.table[freer].stream, &capture)
+        if status != STATUS_OK:
+            return status
+        captures = captures or capture != CAPTURE_NONE
+    if beyond and not captures:
+        return _drain_device(state, source)
+    for freer in range(slot_count(state)):
+        if state.arenas[freer].captured or not order_reachable(source, &state.table[freer]):
+            continue
+        status = _drain_slot(state, source, freer)
+        if status != STATUS_OK and status != STATUS_NOT_READY:
+            # No event to be had, perhaps: the device is waited for without one.
+            return status if captures else _drain_device(state, source)
+    return STATUS_NOT_READY if captures else STATUS_OK
 
 
 cdef void order_forget(CoreState* state, Source source) noexcept nogil:

@@ -8,7 +8,7 @@ from cpython.exc cimport PyErr_Clear
 from cuda.bindings cimport cydriver, cyruntime
 from libc.stdint cimport uint32_t, uint64_t
 
-from vpool._storage.driver cimport STATUS_NEEDS_NEWER_DRIVER, STATUS_NOT_READY, STATUS_OK, Driver
+from vpool._storage.driver cimport STATUS_NEEDS_NEWER_DRIVER, STATUS_NOT_READY, STATUS_OK, Driver, gone_t
 
 ctypedef int (*malloc_t)(void** address, size_t nbytes) noexcept nogil
 ctypedef int (*free_t)(void* address) noexcept nogil
@@ -24,6 +24,13 @@ ctypedef int (*event_create_t)(void** event, unsigned int flags) noexcept nogil
 ctypedef int (*event_t)(void* event) noexcept nogil       # and any call on one handle
 ctypedef int (*event_record_t)(void* event, void* stream) noexcept nogil
 ctypedef int (*stream_wait_t)(void* stream, void* event, unsigned int flags) noexcept nogil
+ctypedef int (*stream_captures_t)(void* stream, int* state) noexcept nogil
+ctypedef int (*capture_info_t)(void* stream, int* state, unsigned long long* id, void** graph, void** dependencies,
+                               void** edges, size_t* count) noexcept nogil
+ctypedef int (*user_object_t)(void** made, void* data, gone_t gone, unsigned int references,
+                              unsigned int flags) noexcept nogil
+ctypedef int (*release_object_t)(void* object, unsigned int count) noexcept nogil
+ctypedef int (*retain_t)(void* graph, void* object, unsigned int count, unsigned int flags) noexcept nogil
 ctypedef const char* (*name_t)(int status) noexcept nogil
 
 cdef void* LEGACY_STREAM = <void*> 1
@@ -128,6 +135,32 @@ cdef int _stream_wait_event(void* context, uint64_t stream, uint64_t event) noex
     return _settled((<stream_wait_t> cyruntime.cudaStreamWaitEvent)(_stream(stream), <void*> event, 0))
 
 
+cdef int _stream_captures(void* context, uint64_t stream, int* state) noexcept nogil:
+    return _settled((<stream_captures_t> cyruntime.cudaStreamIsCapturing)(_stream(stream), state))
+
+
+cdef int _capture_info(void* context, uint64_t stream, int* state, uint64_t* id, uint64_t* graph) noexcept nogil:
+    return _settled((<capture_info_t> cyruntime.cudaStreamGetCaptureInfo)(
+        _stream(stream), state, <unsigned long long*> id, <void**> graph, NULL, NULL, NULL))
+
+
+cdef int _capture_mode(void* context, int* mode) noexcept nogil:
+    return _settled((<get_int_t> cyruntime.cudaThreadExchangeStreamCaptureMode)(mode))
+
+
+cdef int _graph_retain(void* context, uint64_t graph, gone_t gone, void* data) noexcept nogil:
+    cdef void* made = NULL
+    cdef int status = _settled((<user_object_t> cyruntime.cudaUserObjectCreate)(
+        &made, data, gone, 1, cyruntime.cudaUserObjectFlags.cudaUserObjectNoDestructorSync))
+    if status == STATUS_OK:
+        status = _settled((<retain_t> cyruntime.cudaGraphRetainUserObject)(
+            <void*> graph, made, 1, cyruntime.cudaUserObjectRetainFlags.cudaGraphUserObjectMove))
+        if status != STATUS_OK:
+            # Its last reference: `gone` is called, as it would be by the graph.
+            (<release_object_t> cyruntime.cudaUserObjectRelease)(made, 1)
+    return status
+
+
 cdef const char* _error_name(int status) noexcept nogil:
     return (<name_t> cyruntime.cudaGetErrorName)(status)
 
@@ -166,4 +199,8 @@ cdef class CudaDriver(Driver):
         self.table.event_query = _event_query
         self.table.event_synchronize = _event_synchronize
         self.table.stream_wait_event = _stream_wait_event
+        self.table.stream_captures = _stream_captures
+        self.table.capture_info = _capture_info
+        self.table.capture_mode = _capture_mode
+        self.table.graph_retain = _graph_retain
         self.table.error_name = _error_name

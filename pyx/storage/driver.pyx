@@ -9,7 +9,8 @@ from vpool.errors import SourceError
 CALL_NAMES = (
     "malloc", "free", "memory_info", "device_count", "get_device", "set_device", "fill", "read", "write",
     "synchronize", "stream_create", "stream_destroy", "stream_id", "event_create", "event_destroy", "event_record",
-    "event_query", "event_synchronize", "stream_wait_event",
+    "event_query", "event_synchronize", "stream_wait_event", "stream_captures", "capture_info", "capture_mode",
+    "graph_retain",
 )
 
 
@@ -167,6 +168,41 @@ cdef class Driver:
         if status == STATUS_OK:
             status = self.table.stream_wait_event(self.context, stream, event)
         return _finished(self, CALL_STREAM_WAIT_EVENT, started, status)
+
+    cdef bint may_capture(self) noexcept nogil:
+        """Whether any stream may be capturing now: True where the driver cannot tell without a call."""
+        return self.captures == NULL or self.captures[0] != 0
+
+    cdef int stream_captures(self, uint64_t stream, int* state) noexcept nogil:
+        # Asked on the way of an allocation, so the clock is not read.
+        cdef int status = _refused(self, CALL_STREAM_CAPTURES)
+        state[0] = 0
+        if status == STATUS_OK:
+            status = self.table.stream_captures(self.context, stream, state)
+        if status != STATUS_OK:
+            atomic_add(self.stats[<int> CALL_STREAM_CAPTURES].failures, 1)
+        return status
+
+    cdef int capture_info(self, uint64_t stream, int* state, uint64_t* id, uint64_t* graph) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_CAPTURE_INFO)
+        if status == STATUS_OK:
+            status = self.table.capture_info(self.context, stream, state, id, graph)
+        return _finished(self, CALL_CAPTURE_INFO, started, status)
+
+    cdef int capture_mode(self, int* mode) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_CAPTURE_MODE)
+        if status == STATUS_OK:
+            status = self.table.capture_mode(self.context, mode)
+        return _finished(self, CALL_CAPTURE_MODE, started, status)
+
+    cdef int graph_retain(self, uint64_t graph, gone_t gone, void* data) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_GRAPH_RETAIN)
+        if status == STATUS_OK:
+            status = self.table.graph_retain(self.context, graph, gone, data)
+        return _finished(self, CALL_GRAPH_RETAIN, started, status)
 
     def error_name(self, int status):
         """Name of a status code, as CUDA spells it."""

@@ -5,9 +5,12 @@ from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_
 from posix.unistd cimport _SC_PAGESIZE, sysconf
 
 from vpool._storage.driver cimport (
+    STATUS_CAPTURE_INVALIDATED,
+    STATUS_CAPTURE_UNSUPPORTED,
     STATUS_INVALID_DEVICE,
     STATUS_INVALID_VALUE,
     STATUS_NEEDS_NEWER_DRIVER,
+    STATUS_NOT_READY,
     STATUS_OK,
     STATUS_OUT_OF_MEMORY,
 )
@@ -30,6 +33,12 @@ cdef const char* status_name(int status) noexcept nogil:
         return b"cudaErrorCallRequiresNewerDriver"
     if status == STATUS_INVALID_DEVICE:
         return b"cudaErrorInvalidDevice"
+    if status == STATUS_NOT_READY:
+        return b"cudaErrorNotReady"
+    if status == STATUS_CAPTURE_UNSUPPORTED:
+        return b"cudaErrorStreamCaptureUnsupported"
+    if status == STATUS_CAPTURE_INVALIDATED:
+        return b"cudaErrorStreamCaptureInvalidated"
     return b"cudaErrorUnknown"
 
 

@@ -11,16 +11,38 @@ from libc.stdlib cimport calloc, free, malloc
 
 from vpool._base.lock cimport spin_lock, spin_unlock
 from vpool._storage.driver cimport (
+    CAPTURE_ACTIVE,
+    CAPTURE_INVALIDATED,
+    CAPTURE_NONE,
+    STATUS_CAPTURE_IMPLICIT,
+    STATUS_CAPTURE_INVALIDATED,
+    STATUS_CAPTURE_ISOLATION,
     STATUS_CAPTURE_UNSUPPORTED,
+    STATUS_CAPTURED_EVENT,
     STATUS_INVALID_HANDLE,
+    STATUS_INVALID_VALUE,
     STATUS_NOT_READY,
     STATUS_OK,
     STATUS_OUT_OF_MEMORY,
     Driver,
+    gone_t,
+)
+from vpool._storage.simulated_captures cimport (
+    Retained,
+    SimulatedGraph,
+    capture_begin,
+    capture_end,
+    exchange_mode,
+    forbidden_here,
+    graph_drop,
+    graph_find,
+    graph_tell,
+    graphs_delete,
 )
 
 cdef enum:
     FIRST_HANDLE = 0x1000
+    LEGACY_STREAM = 1             # and 0, the default streams' first name
 
 
 cdef int _find(Streams* streams, uint64_t handle) noexcept nogil:
@@ -44,7 +66,9 @@ cdef int _make(Streams* streams, uint64_t handle) noexcept nogil:
     stream.queued = 0
     stream.complete = 0
     stream.alive = True
-    stream.capturing = False
+    stream.blocking = True
+    stream.graph = NULL
+    stream.joined = False
     stream.clock = NULL
     return streams.count - 1
 
@@ -65,11 +89,30 @@ cdef bint _advance(uint64_t** clock, const uint64_t* by) noexcept nogil:
 
 
 cdef bint forbidden_in_capture(void* context) noexcept nogil:
-    """Whether a capture goes on, which a call like cudaMalloc invalidates."""
+    """Whether a capture forbids the calling thread a call like cudaMalloc, which invalidates it."""
     cdef Streams* streams = <Streams*> context
-    if streams.captures:
-        streams.invalidated = True
-    return streams.captures != 0
+    cdef bint forbidden
+    spin_lock(&streams.lock)
+    forbidden = streams.captures.open and forbidden_here(&streams.captures)
+    spin_unlock(&streams.lock)
+    return forbidden
+
+
+cdef bint _spoil(SimulatedGraph* graph) noexcept nogil:
+    """Invalidate a capture, if it is one."""
+    if graph != NULL:
+        graph.valid = False
+    return graph != NULL
+
+
+cdef bint _spoil_others(Streams* streams, uint64_t handle) noexcept nogil:
+    """Whether to use a legacy default stream would make it part of a capture, which invalidates that one."""
+    cdef int i
+    cdef bint any = False
+    for i in range(streams.count if streams.captures.open and handle <= LEGACY_STREAM else 0):
+        if streams.streams[i].blocking and _spoil(streams.streams[i].graph):
+            any = True
+    return any
 
 
 cdef int _stream_create(void* context, uint64_t* stream) noexcept nogil:
@@ -96,12 +139,15 @@ cdef int _stream_destroy(void* context, uint64_t stream) noexcept nogil:
 cdef int _stream_id(void* context, uint64_t stream, uint64_t* unique_id) noexcept nogil:
     cdef Streams* streams = <Streams*> context
     cdef int found
+    cdef int status = STATUS_OK
     spin_lock(&streams.lock)
     found = _find(streams, stream)
     if found >= 0:
         unique_id[0] = streams.streams[found].unique_id
+        if _spoil(streams.streams[found].graph):  # CUDA does so too
+            status = STATUS_CAPTURE_UNSUPPORTED
     spin_unlock(&streams.lock)
-    return STATUS_OK if found >= 0 else STATUS_INVALID_HANDLE
+    return status if found >= 0 else STATUS_INVALID_HANDLE
 
 
 cdef int _event_create(void* context, uint64_t* event) noexcept nogil:
@@ -109,7 +155,7 @@ cdef int _event_create(void* context, uint64_t* event) noexcept nogil:
     if made == NULL:
         return STATUS_OUT_OF_MEMORY
     made.stream = -1
-    made.captured = False
+    made.captured = 0
     made.clock = NULL
     event[0] = <uint64_t> made
     return STATUS_OK
@@ -124,21 +170,29 @@ cdef int _event_destroy(void* context, uint64_t event) noexcept nogil:
 cdef int _event_record(void* context, uint64_t event, uint64_t stream) noexcept nogil:
     cdef Streams* streams = <Streams*> context
     cdef SimulatedEvent* recorded = <SimulatedEvent*> event
+    cdef SimulatedStream* its
     cdef int found
+    cdef int status = STATUS_OK
     spin_lock(&streams.lock)
     found = _find(streams, stream)
-    if found >= 0:
+    if found < 0:
+        streams.on_dead_streams += 1
+        status = STATUS_INVALID_HANDLE
+    elif _spoil_others(streams, stream):
+        status = STATUS_CAPTURE_IMPLICIT
+    else:
+        its = &streams.streams[found]
         recorded.stream = found
-        recorded.position = streams.streams[found].queued
-        recorded.captured = streams.streams[found].capturing
+        recorded.position = its.queued
+        recorded.captured = its.graph.id if its.graph != NULL else 0
         free(recorded.clock)
         recorded.clock = NULL
-        if not _advance(&recorded.clock, streams.streams[found].clock):
-            found = -1
-    else:
-        streams.on_dead_streams += 1
+        if its.graph != NULL and not its.graph.valid:
+            status = STATUS_CAPTURE_INVALIDATED
+        elif not _advance(&recorded.clock, its.clock):
+            status = STATUS_OUT_OF_MEMORY
     spin_unlock(&streams.lock)
-    return STATUS_OK if found >= 0 else STATUS_INVALID_HANDLE
+    return status
 
 
 cdef bint _is_complete(Streams* streams, SimulatedEvent* event) noexcept nogil:
@@ -160,52 +214,83 @@ cdef void _complete_before(Streams* streams, const uint64_t* clock) noexcept nog
             streams.streams[i].complete = clock[i]
 
 
+cdef bint _captured(Streams* streams, SimulatedEvent* event) noexcept nogil:
+    """Whether an event is part of a graph; to ask for it invalidates the capture."""
+    if event.captured:
+        _spoil(graph_find(&streams.captures, event.captured))
+    return event.captured != 0
+
+
 cdef int _event_query(void* context, uint64_t event) noexcept nogil:
     cdef Streams* streams = <Streams*> context
-    cdef bint complete
+    cdef SimulatedEvent* asked = <SimulatedEvent*> event
+    cdef int status
     if forbidden_in_capture(context):
         return STATUS_CAPTURE_UNSUPPORTED
     spin_lock(&streams.lock)
-    complete = _is_complete(streams, <SimulatedEvent*> event)
+    if _captured(streams, asked):
+        status = STATUS_CAPTURED_EVENT
+    else:
+        status = STATUS_OK if _is_complete(streams, asked) else STATUS_NOT_READY
     spin_unlock(&streams.lock)
-    return STATUS_OK if complete else STATUS_NOT_READY
+    return status
 
 
 cdef int _event_synchronize(void* context, uint64_t event) noexcept nogil:
     cdef Streams* streams = <Streams*> context
     cdef SimulatedEvent* awaited = <SimulatedEvent*> event
+    cdef int status = STATUS_OK
     if forbidden_in_capture(context):
         return STATUS_CAPTURE_UNSUPPORTED
     spin_lock(&streams.lock)
-    # Waiting is what makes simulated work complete.
-    if not _is_complete(streams, awaited):
+    if _captured(streams, awaited):
+        status = STATUS_CAPTURED_EVENT
+    elif not _is_complete(streams, awaited):
+        # Waiting is what makes simulated work complete.
         _complete_before(streams, awaited.clock)
         if streams.streams[awaited.stream].complete < awaited.position:
             streams.streams[awaited.stream].complete = awaited.position
     spin_unlock(&streams.lock)
+    return status
+
+
+cdef int _await(Streams* streams, SimulatedStream* stream, SimulatedEvent* event) noexcept nogil:
+    """Make a stream wait for an event.  The lock is held."""
+    cdef SimulatedGraph* theirs = graph_find(&streams.captures, event.captured) if event.captured else NULL
+    if stream.graph != NULL and theirs != stream.graph:
+        _spoil(stream.graph)                      # a graph cannot wait for what is outside
+        return STATUS_CAPTURE_ISOLATION
+    if event.captured and (theirs == NULL or not theirs.open):
+        return STATUS_CAPTURED_EVENT
+    if theirs != NULL and stream.graph == NULL:
+        stream.graph = theirs                     # the stream becomes part of the capture
+        stream.joined = True
+    if theirs != NULL and event.stream >= 0:
+        streams.streams[event.stream].joined = False
+    if event.stream < 0:
+        return STATUS_OK
+    if stream.clock == NULL:
+        stream.clock = <uint64_t*> calloc(MOST_STREAMS, sizeof(uint64_t))
+    if stream.clock == NULL or not _advance(&stream.clock, event.clock):
+        return STATUS_OUT_OF_MEMORY
+    if stream.clock[event.stream] < event.position:
+        stream.clock[event.stream] = event.position
     return STATUS_OK
 
 
 cdef int _stream_wait_event(void* context, uint64_t stream, uint64_t event) noexcept nogil:
     cdef Streams* streams = <Streams*> context
-    cdef SimulatedEvent* awaited = <SimulatedEvent*> event
     cdef int found
-    cdef int status = STATUS_OK
+    cdef int status
     spin_lock(&streams.lock)
     found = _find(streams, stream)
     if found < 0:
         streams.on_dead_streams += 1
         status = STATUS_INVALID_HANDLE
-    elif awaited.captured and not streams.streams[found].capturing:
-        streams.invalidated = True
-        status = STATUS_CAPTURE_UNSUPPORTED
-    elif awaited.stream >= 0:
-        if streams.streams[found].clock == NULL:
-            streams.streams[found].clock = <uint64_t*> calloc(MOST_STREAMS, sizeof(uint64_t))
-        if streams.streams[found].clock == NULL or not _advance(&streams.streams[found].clock, awaited.clock):
-            status = STATUS_OUT_OF_MEMORY
-        elif streams.streams[found].clock[awaited.stream] < awaited.position:
-            streams.streams[found].clock[awaited.stream] = awaited.position
+    elif _spoil_others(streams, stream):
+        status = STATUS_CAPTURE_IMPLICIT
+    else:
+        status = _await(streams, &streams.streams[found], <SimulatedEvent*> event)
     spin_unlock(&streams.lock)
     return status
 
@@ -219,9 +304,68 @@ cdef void _synchronize_all(Streams* streams) noexcept nogil:
 
 
 cdef int _synchronize(void* context) noexcept nogil:
-    if forbidden_in_capture(context):
+    cdef Streams* streams = <Streams*> context
+    cdef int i
+    cdef bint captures = False
+    spin_lock(&streams.lock)
+    for i in range(streams.count if streams.captures.open else 0):
+        captures = _spoil(streams.streams[i].graph) or captures
+    spin_unlock(&streams.lock)
+    if captures:
         return STATUS_CAPTURE_UNSUPPORTED
-    _synchronize_all(<Streams*> context)
+    _synchronize_all(streams)
+    return STATUS_OK
+
+
+cdef int _capture_info(void* context, uint64_t stream, int* state, uint64_t* id, uint64_t* graph) noexcept nogil:
+    cdef Streams* streams = <Streams*> context
+    cdef SimulatedGraph* its = NULL
+    cdef int found
+    cdef int status = STATUS_OK
+    cdef int i
+    spin_lock(&streams.lock)
+    found = _find(streams, stream)
+    if found < 0:
+        status = STATUS_INVALID_HANDLE
+    elif stream <= LEGACY_STREAM:
+        for i in range(streams.count if streams.captures.open else 0):
+            if streams.streams[i].blocking and streams.streams[i].graph != NULL:
+                status = STATUS_CAPTURE_IMPLICIT
+    else:
+        its = streams.streams[found].graph
+    state[0] = CAPTURE_NONE if its == NULL else CAPTURE_ACTIVE if its.valid else CAPTURE_INVALIDATED
+    id[0] = its.id if state[0] == CAPTURE_ACTIVE else 0
+    graph[0] = id[0]
+    spin_unlock(&streams.lock)
+    return status
+
+
+cdef int _stream_captures(void* context, uint64_t stream, int* state) noexcept nogil:
+    cdef uint64_t id, graph
+    return _capture_info(context, stream, state, &id, &graph)
+
+
+cdef int _capture_mode(void* context, int* mode) noexcept nogil:
+    return exchange_mode(mode)
+
+
+cdef int _graph_retain(void* context, uint64_t graph, gone_t gone, void* data) noexcept nogil:
+    cdef Streams* streams = <Streams*> context
+    cdef SimulatedGraph* its
+    cdef Retained* retained = <Retained*> malloc(sizeof(Retained))
+    if retained == NULL:
+        return STATUS_OUT_OF_MEMORY
+    retained.gone = gone
+    retained.data = data
+    spin_lock(&streams.lock)
+    its = graph_find(&streams.captures, graph)
+    if its != NULL:
+        retained.next = its.retained
+        its.retained = retained
+    spin_unlock(&streams.lock)
+    if its == NULL:
+        free(retained)
+        return STATUS_INVALID_VALUE
     return STATUS_OK
 
 
@@ -243,10 +387,17 @@ cdef class StreamedDriver(Driver):
         self.table.event_query = _event_query
         self.table.event_synchronize = _event_synchronize
         self.table.stream_wait_event = _stream_wait_event
+        self.table.stream_captures = _stream_captures
+        self.table.capture_info = _capture_info
+        self.table.capture_mode = _capture_mode
+        self.table.graph_retain = _graph_retain
+        self.captures = &streams.captures.open
         return 0
 
     def __dealloc__(self):
         cdef int i
+        if self.streams != NULL:
+            graphs_delete(&self.streams.captures)
         if self.streams != NULL and self.streams.streams != NULL:
             for i in range(self.streams.count):
                 free(self.streams.streams[i].clock)
@@ -262,13 +413,15 @@ cdef class StreamedDriver(Driver):
             raise ValueError(f"stream {handle:#x} was destroyed")
         return found
 
-    def create_stream(self, handle=None):
+    def create_stream(self, handle=None, *, bint blocking=True):
         """Make a stream.
 
         Parameters
         ----------
         handle : int, optional
             The handle that it gets, which may be one that was destroyed; a new one if not given.
+        blocking : bool
+            Whether it is ordered with the legacy default stream, as CUDA's streams are unless made otherwise.
 
         Returns
         -------
@@ -278,6 +431,8 @@ cdef class StreamedDriver(Driver):
         cdef uint64_t number = FIRST_HANDLE + 16 * self.streams.count if handle is None else handle
         spin_lock(&self.streams.lock)
         found = _make(self.streams, number)
+        if found >= 0:
+            self.streams.streams[<int> found].blocking = blocking
         spin_unlock(&self.streams.lock)
         if found < 0:
             raise MemoryError(f"at most {MOST_STREAMS} simulated streams")
@@ -352,17 +507,77 @@ cdef class StreamedDriver(Driver):
     cdef void complete_all(self) noexcept nogil:
         _synchronize_all(self.streams)
 
-    def begin_capture(self, stream):
-        """Begin a capture.  Until `end_capture`, calls that CUDA forbids meanwhile fail and invalidate it."""
-        self.streams.streams[self.index_of(stream)].capturing = True
-        self.streams.captures += 1
-        self.streams.invalidated = False
+    def begin_capture(self, stream, mode="global"):
+        """Begin a capture; its id.  Until it ends, calls that CUDA forbids meanwhile fail and invalidate it.
+
+        Parameters
+        ----------
+        stream : int
+        mode : {"global", "thread_local", "relaxed"}
+        """
+        cdef int found = self.index_of(stream)
+        cdef int number = ("global", "thread_local", "relaxed").index(mode)
+        if self.streams.streams[found].graph != NULL:
+            raise ValueError(f"stream {stream:#x} captures already")
+        spin_lock(&self.streams.lock)
+        self.streams.streams[found].graph = capture_begin(&self.streams.captures, number)
+        spin_unlock(&self.streams.lock)
+        return self.graph_of(stream).id
+
+    def fork_capture(self, stream, other):
+        """What a program does by an event: make another stream part of a stream's capture."""
+        cdef SimulatedGraph* graph = self.graph_of(stream)
+        cdef int found = self.index_of(other)
+        self.streams.streams[found].graph = graph
+        self.streams.streams[found].joined = True
+        self.wait(other, self.index_of(stream))
+
+    def join_capture(self, stream, other):
+        """What a program does by an event: make a stream wait for another one that became part of its capture."""
+        self.streams.streams[self.index_of(other)].joined = False
+        self.wait(stream, self.index_of(other))
 
     def end_capture(self, stream):
-        """End a capture; whether it is still valid."""
-        self.streams.streams[self.index_of(stream)].capturing = False
-        self.streams.captures -= 1
-        return not self.streams.invalidated
+        """End a capture; whether it gave a graph, which lives until `destroy_graph` with the capture's id."""
+        cdef SimulatedGraph* graph = self.graph_of(stream)
+        cdef Retained* retained
+        cdef bint valid
+        cdef int i
+        spin_lock(&self.streams.lock)
+        for i in range(self.streams.count):
+            if self.streams.streams[i].graph == graph:
+                graph.valid = graph.valid and not self.streams.streams[i].joined
+                self.streams.streams[i].graph = NULL
+                self.streams.streams[i].joined = False
+        valid = graph.valid
+        retained = capture_end(&self.streams.captures, graph)
+        spin_unlock(&self.streams.lock)
+        graph_tell(retained)
+        return valid
+
+    def fail_capture(self, stream):
+        """Invalidate a stream's capture, as a program does that makes a call which is forbidden."""
+        _spoil(self.graph_of(stream))
+
+    def destroy_graph(self, id):
+        """Destroy the graph of a capture, and all that was made of it."""
+        cdef uint64_t number = id
+        cdef SimulatedGraph* graph
+        cdef Retained* retained = NULL
+        spin_lock(&self.streams.lock)
+        graph = graph_find(&self.streams.captures, number)
+        if graph != NULL and not graph.open:
+            retained = graph_drop(&self.streams.captures, graph)
+        spin_unlock(&self.streams.lock)
+        if graph == NULL:
+            raise ValueError(f"no graph of capture {id}")
+        graph_tell(retained)
+
+    cdef SimulatedGraph* graph_of(self, stream) except NULL:
+        cdef SimulatedGraph* graph = self.streams.streams[self.index_of(stream)].graph
+        if graph == NULL:
+            raise ValueError(f"stream {stream:#x} captures nothing")
+        return graph
 
     @property
     def calls_on_dead_streams(self):

@@ -2,7 +2,7 @@
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
-from vpool._storage.driver cimport STATUS_OK, Driver
+from vpool._storage.driver cimport CAPTURE_ACTIVE, CAPTURE_NONE, CAPTURE_RELAXED, STATUS_CAPTURE_IMPLICIT, STATUS_OK, Driver
 from vpool._storage.simulated_streams cimport StreamedDriver
 
 from vpool.errors import SourceError
@@ -67,21 +67,41 @@ cdef class Source:
             restored = self.driver.set_device(previous)
         return restored if status == STATUS_OK else status
 
+    cdef int _enter_relaxed(self, int* previous, int* mode) noexcept nogil:
+        """The same for a call that may wait, which no capture of any thread is to mind.
+
+        Such calls invalidate captures unless the thread says that it knows better, as it does: what it
+        asks for has nothing to do with what is captured.
+        """
+        cdef int status = self._enter_device(previous)
+        mode[0] = CAPTURE_RELAXED
+        if status == STATUS_OK and self.driver.may_capture():
+            status = self.driver.capture_mode(mode)
+            if status != STATUS_OK:
+                self._leave_device(previous[0], status)
+        return status
+
+    cdef int _leave_relaxed(self, int previous, int mode, int status) noexcept nogil:
+        cdef int restored = STATUS_OK
+        if mode != CAPTURE_RELAXED:
+            restored = self.driver.capture_mode(&mode)
+        return self._leave_device(previous, restored if status == STATUS_OK else status)
+
     cdef int reserve(self, uint64_t nbytes, Range* span) noexcept nogil:
         span.address = 0
         span.nbytes = nbytes
         return STATUS_OK
 
     cdef int create(self, uint64_t nbytes, Handle* handle) noexcept nogil:
-        cdef int previous
-        cdef int status = self._enter_device(&previous)
+        cdef int previous, mode
+        cdef int status = self._enter_relaxed(&previous, &mode)
         if status != STATUS_OK:
             return status
         handle.nbytes = nbytes
         status = self.driver.malloc(&handle.token, nbytes)
         if status != STATUS_OK:
-            return self._leave_device(previous, status)
-        status = self._leave_device(previous, STATUS_OK)
+            return self._leave_relaxed(previous, mode, status)
+        status = self._leave_relaxed(previous, mode, STATUS_OK)
         if status != STATUS_OK:
             self.driver.free(handle.token, nbytes)
         return status
@@ -96,14 +116,14 @@ cdef class Source:
 
     cdef int release(self, Handle* handle) noexcept nogil:
         """Give memory back.  The token becomes 0 when it is gone, whatever else then fails."""
-        cdef int previous
-        cdef int status = self._enter_device(&previous)
+        cdef int previous, mode
+        cdef int status = self._enter_relaxed(&previous, &mode)
         if status != STATUS_OK:
             return status
         status = self.driver.free(handle.token, handle.nbytes)
         if status == STATUS_OK:
             handle.token = 0
-        return self._leave_device(previous, status)
+        return self._leave_relaxed(previous, mode, status)
 
     cdef int unreserve(self, Range* span) noexcept nogil:
         return STATUS_OK
@@ -167,6 +187,40 @@ cdef class Source:
         if status != STATUS_OK:
             return status
         return self._leave_device(previous, self.driver.stream_wait_event(stream, event))
+
+    cdef int query_event(self, uint64_t event) noexcept nogil:
+        cdef int previous, mode
+        cdef int status = self._enter_relaxed(&previous, &mode)
+        if status != STATUS_OK:
+            return status
+        return self._leave_relaxed(previous, mode, self.driver.event_query(event))
+
+    cdef int await_event(self, uint64_t event) noexcept nogil:
+        """Return when what an event was recorded behind is complete."""
+        cdef int previous, mode
+        cdef int status = self._enter_relaxed(&previous, &mode)
+        if status != STATUS_OK:
+            return status
+        return self._leave_relaxed(previous, mode, self.driver.event_synchronize(event))
+
+    cdef int ask_capture(self, uint64_t stream, int* state) noexcept nogil:
+        """Whether a stream captures; the legacy default stream counts so while one captures that waits for it."""
+        cdef int previous
+        cdef int status
+        state[0] = CAPTURE_NONE
+        if not self.driver.may_capture():
+            return STATUS_OK
+        if stream > LAST_DEFAULT_STREAM:
+            return self.driver.stream_captures(stream, state)
+        # The handles of the default streams mean those of the current device.
+        status = self._enter_device(&previous)
+        if status != STATUS_OK:
+            return status
+        status = self.driver.stream_captures(stream, state)
+        if status == STATUS_CAPTURE_IMPLICIT:
+            state[0] = CAPTURE_ACTIVE
+            status = STATUS_OK
+        return self._leave_device(previous, status)
 
     cdef int synchronize(self) noexcept nogil:
         """Return when all work that was queued on the device is complete."""

@@ -39,12 +39,14 @@ cdef class Areas:
     cdef BlockId climb(self, Request* request, int first, int last) noexcept nogil
     cdef bint hopeless(self, Request* request) noexcept nogil
     cdef BlockId take(self, Request* request) noexcept nogil
-    cdef int open_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread) noexcept nogil
-    cdef int reopen_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread, bint may_drain) noexcept nogil
+    cdef int open_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread, uint64_t capture) noexcept nogil
+    cdef int reopen_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread, uint64_t capture,
+                         bint may_drain) noexcept nogil
     cdef void retire_slot(self, int slot) noexcept nogil
     cdef void slot_is_gone(self, int slot) noexcept nogil
     cdef void hold_slot(self, int slot, int by) noexcept nogil
     cdef void release_slot(self, int slot) noexcept nogil
+    cdef void end_capture(self, int slot) noexcept nogil
     cdef int drain(self) noexcept nogil
     cdef bint put(self, uint64_t address, uint16_t hint) noexcept nogil
     cdef bint free_on(self, uint64_t address, uint16_t freer) noexcept nogil

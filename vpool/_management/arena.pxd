@@ -41,6 +41,9 @@ cdef struct Arena:
     # Biased towards the thread that uses the stream most.
     BiasedLock lock
     uint16_t slot
+    # The capture whose graph may use this memory whenever it is launched, by its id; 0: none.  While it is set
+    # nobody else has the memory and it never goes back.  Written without the lock, raised before first use.
+    uint64_t captured
     uint64_t solid_size           # bytes of its solid blocks that are found by their place; 0: it has none
     Arena* fixed                  # of the same slot in the pool's fixed core; itself where there is none
     # Records: a slab that never moves, mapped as it is touched.
@@ -126,5 +129,4 @@ cdef bint arena_remove_segment(Arena* arena, BlockId edge_id, uint64_t nbytes) n
 cdef BlockId arena_find_aligned(Arena* arena, uint64_t nbytes, uint64_t alignment) noexcept nogil
 cdef BlockId arena_take_aligned(Arena* arena, uint64_t nbytes, uint64_t requested, uint64_t alignment,
                                 uint16_t tag) noexcept nogil
-cdef bint arena_at_rest(Arena* arena, uint64_t done) noexcept nogil
 cdef BlockId arena_containing(Arena* arena, BlockId edge_id, uint64_t address) noexcept nogil

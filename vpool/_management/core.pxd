@@ -25,7 +25,7 @@ cdef class Core:
     cdef bint _open_default(self) noexcept nogil
     cdef Arena* prepare_slot(self, uint64_t** waited) noexcept nogil
     cdef int enter_slot(self, Arena* arena, uint64_t* waited, uint64_t stream, uint64_t unique_id,
-                        uint64_t thread) noexcept nogil
+                        uint64_t thread, uint64_t capture) noexcept nogil
     cdef int take_all(self, uint64_t nbytes, uint64_t spare) noexcept nogil
     cdef bint cut(self, uint64_t nbytes, uint64_t count) noexcept nogil
     cdef void index_blocks(self, uint64_t nbytes, uint64_t count) noexcept nogil
@@ -33,7 +33,8 @@ cdef class Core:
     cdef void discard_slot(self, Arena* arena, uint64_t* waited) noexcept nogil
     cdef void make_restful(self, bint may_drain) noexcept nogil
     cdef bint slot_at_rest(self, int slot) noexcept nogil
-    cdef void give_slot(self, int slot, uint64_t stream, uint64_t unique_id, uint64_t thread) noexcept nogil
+    cdef void give_slot(self, int slot, uint64_t stream, uint64_t unique_id, uint64_t thread,
+                        uint64_t capture) noexcept nogil
     cdef void retire_slot(self, int slot) noexcept nogil
     cdef void settle(self) noexcept nogil
     cdef uint64_t may_take(self, uint64_t least, uint64_t most, uint16_t tag) noexcept nogil

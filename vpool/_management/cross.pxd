@@ -10,6 +10,7 @@ from vpool._storage.source cimport Source
 cdef bint cross_ready(CoreState* state, Source source, Arena* arena) noexcept nogil
 cdef BlockId cross_steal(CoreState* state, Source source, Request* request) noexcept nogil
 cdef BlockId cross_merge(CoreState* state, Source source, Request* request) noexcept nogil
+cdef void cross_prove(CoreState* state, Source source, uint16_t slot) noexcept nogil
 cdef bint cross_recall(CoreState* state, Source source) noexcept nogil
 
 # Without any turn or lock.

@@ -2,6 +2,7 @@
 from libc.stdint cimport uint16_t, uint64_t
 
 from vpool._base.lock cimport atomic_read
+from vpool._management.arena cimport Arena
 from vpool._management.state cimport CoreState, Slot
 from vpool._storage.source cimport Source
 
@@ -18,6 +19,11 @@ cdef inline bint order_proved(CoreState* state, uint16_t user, uint16_t freer, u
 
 # Number of the calling thread, from 1; never given twice in a process.
 cdef uint64_t thread_number() noexcept nogil
+
+# Captures that pools of this process know to go on: the device cannot be waited for meanwhile.
+cdef void captures_count(int by) noexcept nogil
+
+cdef bint order_at_rest(Arena* arena, uint64_t done) noexcept nogil
 
 # With the crossing turn, and no lock.
 cdef bint order_reachable(Source source, Slot* slot) noexcept nogil

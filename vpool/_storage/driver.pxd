@@ -11,6 +11,19 @@ cdef enum:
     STATUS_INVALID_HANDLE = 400
     STATUS_NOT_READY = 600
     STATUS_CAPTURE_UNSUPPORTED = 900
+    STATUS_CAPTURE_INVALIDATED = 901
+    STATUS_CAPTURE_ISOLATION = 905
+    STATUS_CAPTURE_IMPLICIT = 906
+    STATUS_CAPTURED_EVENT = 907
+
+# As in cudaStreamCaptureMode and cudaStreamCaptureStatus.
+cdef enum:
+    CAPTURE_GLOBAL = 0
+    CAPTURE_THREAD_LOCAL = 1
+    CAPTURE_RELAXED = 2
+    CAPTURE_NONE = 0
+    CAPTURE_ACTIVE = 1
+    CAPTURE_INVALIDATED = 2
 
 cdef enum Call:
     CALL_MALLOC
@@ -32,7 +45,13 @@ cdef enum Call:
     CALL_EVENT_QUERY
     CALL_EVENT_SYNCHRONIZE
     CALL_STREAM_WAIT_EVENT
+    CALL_STREAM_CAPTURES
+    CALL_CAPTURE_INFO
+    CALL_CAPTURE_MODE
+    CALL_GRAPH_RETAIN
     CALL_KINDS
+
+ctypedef void (*gone_t)(void* data) noexcept nogil
 
 cdef struct DriverTable:
     # Each returns a status.  `context` is the driver's own state, NULL for the real CUDA.
@@ -55,6 +74,13 @@ cdef struct DriverTable:
     int (*event_query)(void* context, uint64_t event) noexcept nogil
     int (*event_synchronize)(void* context, uint64_t event) noexcept nogil
     int (*stream_wait_event)(void* context, uint64_t stream, uint64_t event) noexcept nogil
+    # Whether a stream captures, as cudaStreamCaptureStatus.
+    int (*stream_captures)(void* context, uint64_t stream, int* state) noexcept nogil
+    int (*capture_info)(void* context, uint64_t stream, int* state, uint64_t* id, uint64_t* graph) noexcept nogil
+    # Sets what the calling thread may do while something captures, and gives what it was.
+    int (*capture_mode)(void* context, int* mode) noexcept nogil
+    # Has `gone(data)` called once, from any thread, when the graph and all made of it are gone.
+    int (*graph_retain)(void* context, uint64_t graph, gone_t gone, void* data) noexcept nogil
     const char* (*error_name)(int status) noexcept nogil
 
 cdef struct CallStats:
@@ -72,7 +98,10 @@ cdef class Driver:
     cdef void* context
     cdef CallStats stats[<int> CALL_KINDS]
     cdef Fault faults[<int> CALL_KINDS]
+    # Captures that go on; NULL: the driver does not know, and has to be asked stream by stream.
+    cdef const int* captures
 
+    cdef bint may_capture(self) noexcept nogil
     cdef int malloc(self, uint64_t* address, uint64_t nbytes) noexcept nogil
     cdef int free(self, uint64_t address, uint64_t nbytes) noexcept nogil
     cdef int memory_info(self, uint64_t* free, uint64_t* total) noexcept nogil
@@ -92,3 +121,7 @@ cdef class Driver:
     cdef int event_query(self, uint64_t event) noexcept nogil
     cdef int event_synchronize(self, uint64_t event) noexcept nogil
     cdef int stream_wait_event(self, uint64_t stream, uint64_t event) noexcept nogil
+    cdef int stream_captures(self, uint64_t stream, int* state) noexcept nogil
+    cdef int capture_info(self, uint64_t stream, int* state, uint64_t* id, uint64_t* graph) noexcept nogil
+    cdef int capture_mode(self, int* mode) noexcept nogil
+    cdef int graph_retain(self, uint64_t graph, gone_t gone, void* data) noexcept nogil

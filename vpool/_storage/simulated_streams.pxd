@@ -3,6 +3,7 @@ from libc.stdint cimport uint64_t
 
 from vpool._base.lock cimport SpinLock
 from vpool._storage.driver cimport Driver
+from vpool._storage.simulated_captures cimport Captures, SimulatedGraph
 
 cdef enum:
     MOST_STREAMS = 4096
@@ -13,21 +14,22 @@ cdef struct SimulatedStream:
     uint64_t queued               # pieces of work queued so far
     uint64_t complete             # of those, how many are complete
     bint alive
-    bint capturing
+    bint blocking                 # towards the legacy default stream, as streams are unless made otherwise
+    SimulatedGraph* graph         # that it captures into
+    bint joined                   # it did not begin that capture, and has not been waited for since it joined
     uint64_t* clock               # [stream]: queued there up to this comes before what is queued here next
 
 cdef struct SimulatedEvent:
     int stream                    # of the latest record; -1: never recorded, which counts as complete
     uint64_t position             # what was queued there at that moment
-    bint captured                 # recorded on a capturing stream
+    uint64_t captured             # id of the capture it was recorded in
     uint64_t* clock               # the stream's at that moment
 
 cdef struct Streams:
     SpinLock lock                 # of every field; held for O(streams)
     int count
     uint64_t next_id
-    int captures                  # streams that capture
-    bint invalidated              # a forbidden call was made meanwhile
+    Captures captures
     uint64_t on_dead_streams      # calls that named a destroyed stream, other than asking for its id
     SimulatedStream* streams
 
@@ -40,6 +42,7 @@ cdef class StreamedDriver(Driver):
     cdef int index_of(self, stream) except -1
     cdef void queue_at(self, int stream) noexcept nogil
     cdef void complete_all(self) noexcept nogil
+    cdef SimulatedGraph* graph_of(self, stream) except NULL
 
 
 cdef bint forbidden_in_capture(void* context) noexcept nogil

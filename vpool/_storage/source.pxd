@@ -22,6 +22,8 @@ cdef class Source:
 
     cdef int _enter_device(self, int* previous) noexcept nogil
     cdef int _leave_device(self, int previous, int status) noexcept nogil
+    cdef int _enter_relaxed(self, int* previous, int* mode) noexcept nogil
+    cdef int _leave_relaxed(self, int previous, int mode, int status) noexcept nogil
     # Each returns a status; none may be called under a lock.
     cdef int reserve(self, uint64_t nbytes, Range* span) noexcept nogil
     cdef int create(self, uint64_t nbytes, Handle* handle) noexcept nogil
@@ -35,6 +37,9 @@ cdef class Source:
     cdef int create_event(self, uint64_t* event) noexcept nogil
     cdef int record_event(self, uint64_t event, uint64_t stream) noexcept nogil
     cdef int wait_for_event(self, uint64_t stream, uint64_t event) noexcept nogil
+    cdef int query_event(self, uint64_t event) noexcept nogil
+    cdef int await_event(self, uint64_t event) noexcept nogil
+    cdef int ask_capture(self, uint64_t stream, int* state) noexcept nogil
     cdef int synchronize(self) noexcept nogil
     cdef int fill(self, uint64_t address, uint32_t word, uint64_t words) noexcept nogil
     cdef int read(self, void* host, uint64_t address, uint64_t nbytes) noexcept nogil

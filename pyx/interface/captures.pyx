@@ -1,0 +1,215 @@
+"""Streams that capture: their memory is kept for the graph, and found by the capture's id.
+
+A graph has the addresses of its memory built in, and uses them whenever it is launched.  So a stream that
+captures stands for a slot of its own, one for each capture: what was freed there serves that capture
+alone, until the capture is released or its graph, and all that was made of it, are gone.
+"""
+import threading
+import weakref
+
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport calloc, free
+
+from vpool._base.lock cimport atomic_add, atomic_read, atomic_write
+from vpool._interface.diagnosis cimport source_error
+from vpool._management.areas cimport Areas
+from vpool._management.order cimport captures_count, thread_number
+from vpool._storage.driver cimport CAPTURE_ACTIVE, CAPTURE_NONE, STATUS_OK
+
+# What graphs that are not gone may use, though the pool be dropped: Capture -> the areas of its pool.
+_kept = {}
+_keeping = threading.RLock()
+
+cdef unsigned long long _graphs_gone = 0
+
+cdef struct Watch:
+    # Shared with the driver, which tells when a graph is gone, perhaps after the pool is.
+    unsigned long long gone
+    unsigned long long holders
+
+
+cdef void _let_go(Watch* watch) noexcept nogil:
+    if atomic_add(watch.holders, -1) == 0:
+        free(watch)
+
+
+cdef void _graph_gone(void* data) noexcept nogil:
+    """Called by the driver on a thread of its own, where no driver call may be made."""
+    atomic_write((<Watch*> data).gone, 1)
+    atomic_add(_graphs_gone, 1)
+    _let_go(<Watch*> data)
+
+
+cdef class Capture:
+    """The memory of one capture, or of several that share it."""
+
+    cdef Areas areas
+    cdef dict slots               # (handle, thread) -> slot
+    cdef dict ids                 # of the captures that have not been released -> _Watched or None
+
+    def __cinit__(self, Areas areas not None):
+        self.areas = areas
+        self.slots = {}
+        self.ids = {}
+
+
+cdef class _Watched:
+    """What the driver tells of a graph."""
+
+    cdef Watch* watch
+
+    def __dealloc__(self):
+        if self.watch != NULL:
+            _let_go(self.watch)
+
+
+cdef _watch(Areas areas, uint64_t graph):
+    """Have the driver tell when a graph is gone; None where it cannot, and only `release` ends the capture."""
+    cdef _Watched watched = _Watched()
+    cdef int status
+    watched.watch = <Watch*> calloc(1, sizeof(Watch))
+    if watched.watch == NULL:
+        return None
+    watched.watch.holders = 2
+    with nogil:
+        status = areas.core.source.driver.graph_retain(graph, _graph_gone, watched.watch)
+    if status != STATUS_OK:
+        if atomic_read(watched.watch.holders) == 2:
+            _let_go(watched.watch)                # the driver never had it
+        return None
+    return watched
+
+
+def _reference(stream):
+    """A weak reference to a stream object, or None."""
+    try:
+        return None if isinstance(stream, (int, str)) else weakref.ref(stream)
+    except TypeError:
+        return None
+
+
+cdef bint _is_gone(watched):
+    return watched is not None and atomic_read((<_Watched> watched).watch.gone) != 0
+
+
+cdef class CaptureTable:
+    """The captures of one pool."""
+
+    def __cinit__(self, Areas areas not None):
+        self.areas = areas
+        self.by_id = {}
+        self.capturing = {}
+        # Taken again by a finaliser that frees or allocates, when a collection runs while it is held.
+        self.changing = threading.RLock()
+
+    def __dealloc__(self):
+        captures_count(-self.believed)
+
+    cdef int slot_of(self, object table, object stream, uint64_t handle, uint64_t thread) except -1:
+        """The slot of a stream that captures now; 0 where it does not.
+
+        `table` makes slots.  One driver call, two more for a stream that captures.
+        """
+        cdef uint64_t id = 0
+        cdef uint64_t graph = 0
+        cdef int state
+        cdef int status
+        with nogil:
+            status = self.areas.core.source.ask_capture(handle, &state)
+            if status == STATUS_OK and state == CAPTURE_ACTIVE:
+                status = self.areas.core.source.driver.capture_info(handle, &state, &id, &graph)
+        if status != STATUS_OK:
+            raise source_error(self.areas.core, status, f"cannot ask whether stream {handle:#x} captures")
+        if state != CAPTURE_ACTIVE:
+            if state == CAPTURE_NONE and self.capturing:
+                self.is_over(handle, thread)
+            return 0
+        with self.changing:
+            capture = self.by_id.get(id)
+            if capture is None:
+                capture = self.begin(id, Capture(self.areas))
+            if (<Capture> capture).ids.get(id) is None:
+                (<Capture> capture).ids[id] = _watch(self.areas, graph)
+            slot = (<Capture> capture).slots.get((handle, thread))
+            if slot is None:
+                slot = table.open_captured(handle, id)
+                (<Capture> capture).slots[handle, thread] = slot
+            if self.capturing.get((handle, thread), (0,))[0] != id:
+                self.is_over(handle, thread)
+                self.capturing[handle, thread] = (id, _reference(stream))
+                self.believed += 1
+                captures_count(1)
+        return slot
+
+    def begin(self, id, capture):
+        """Note a capture that has memory of this pool, or may have soon."""
+        (<Capture> capture).ids[id] = None
+        self.by_id[id] = capture
+        with _keeping:
+            _kept[capture] = self.areas
+        return capture
+
+    def is_over(self, handle, thread):
+        """A stream does not capture any more, as far as is known."""
+        with self.changing:
+            if self.capturing.pop((handle, thread), None) is not None:
+                self.believed -= 1
+                captures_count(-1)
+
+    def ask_again(self, table):
+        """Learn which captures are over.  Only of streams that surely exist: see `order_reachable`."""
+        for (handle, thread), (_, reference) in list(self.capturing.items()):
+            stream = None if reference is None else reference()
+            if stream is not None and thread in (0, thread_number()):
+                self.slot_of(table, stream, handle, thread)
+
+    def release(self, id):
+        """Let everybody have the memory of a capture again, unless another capture shares it."""
+        with self.changing:
+            capture = self.by_id.pop(id, None)
+            for stream in [stream for stream, known in self.capturing.items() if known[0] == id]:
+                self.is_over(*stream)
+            if capture is None:
+                return
+            (<Capture> capture).ids.pop(id, None)
+            if (<Capture> capture).ids:
+                return
+            for slot in (<Capture> capture).slots.values():
+                self.areas.end_capture(slot)
+            (<Capture> capture).slots.clear()
+            with _keeping:
+                _kept.pop(capture, None)
+
+    def share(self, id, other):
+        """Have a capture use the memory of another one."""
+        with self.changing:
+            capture = self.by_id.get(other)
+            if capture is None:
+                raise ValueError(f"this pool has no memory of a capture {other}")
+            if id in self.by_id:
+                if self.by_id[id] is capture:
+                    return
+                raise ValueError(f"capture {id} has memory of its own already: share before it allocates")
+            self.begin(id, capture)
+
+    def ids(self):
+        """Ids of the captures that have memory of this pool."""
+        return tuple(self.by_id)
+
+    cdef int settle(self) except -1:
+        """Release the captures whose graphs are gone.  Cheap where none went since the last look."""
+        cdef unsigned long long gone = atomic_read(_graphs_gone)
+        if gone == self.seen:
+            return 0
+        self.seen = gone
+        with self.changing:
+            for id, capture in list(self.by_id.items()):
+                if _is_gone((<Capture> capture).ids.get(id)):
+                    self.release(id)
+        with _keeping:
+            # Of pools that were dropped: with the last reference to its areas their memory goes back.
+            for capture in list(_kept):
+                ids = (<Capture> capture).ids
+                if ids and all(_is_gone(watched) for watched in ids.values()):
+                    _kept.pop(capture)
+        return 0

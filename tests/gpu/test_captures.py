@@ -1,0 +1,351 @@
+"""Graph capture on a real device: captures stay valid, and graphs and eager work never share memory."""
+
+import gc
+import itertools
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import vpool
+from tests.helpers.pools import MIB, live_figures
+from tests.test_captures import disjoint
+from vpool._storage.driver import CALL_NAMES
+from vpool.errors import SourceError
+
+pytestmark = pytest.mark.gpu
+
+try:
+    vpool.sources.Cuda()
+except SourceError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+cudart = pytest.importorskip("cuda.bindings.runtime")
+
+MODES = {
+    "global": cudart.cudaStreamCaptureMode.cudaStreamCaptureModeGlobal,
+    "thread_local": cudart.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal,
+    "relaxed": cudart.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed,
+}
+NON_BLOCKING = 1
+D2D = cudart.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+D2H = cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost
+
+
+def ok(result):
+    """The values of a runtime call, which must succeed."""
+    status, *values = result
+    assert int(status) == 0, status
+    return values[0] if len(values) == 1 else values
+
+
+class Stream:
+    """A stream object as any framework's, so that the pool knows while it lives."""
+
+    def __init__(self, flags=NON_BLOCKING):
+        self.handle = int(ok(cudart.cudaStreamCreateWithFlags(flags)))
+
+    def __cuda_stream__(self):
+        return (0, self.handle)
+
+    def synchronize(self):
+        ok(cudart.cudaStreamSynchronize(self.handle))
+
+    def __del__(self):
+        cudart.cudaStreamDestroy(self.handle)
+
+
+class Graph:
+    """A capture, and the graph it gives."""
+
+    def __init__(self, stream=None, mode="global", *, spoil=False):
+        self.stream = stream or Stream()
+        self.mode = MODES[mode]
+        self.spoil = spoil
+        self.graph = self.launchable = None
+
+    def __enter__(self):
+        ok(cudart.cudaStreamBeginCapture(self.stream.handle, self.mode))
+        self.id = int(ok(cudart.cudaStreamGetCaptureInfo(self.stream.handle))[1])
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if self.spoil:
+            cudart.cudaStreamSynchronize(self.stream.handle)
+        status, graph = cudart.cudaStreamEndCapture(self.stream.handle)
+        cudart.cudaGetLastError()
+        if kind is None:
+            assert (int(status) == 0) == (not self.spoil), status
+        if int(status) == 0:
+            self.graph = graph
+            self.launchable = ok(cudart.cudaGraphInstantiate(graph, 0))
+
+    def launch(self, stream=None):
+        ok(cudart.cudaGraphLaunch(self.launchable, (stream or self.stream).handle))
+
+    def destroy(self):
+        ok(cudart.cudaGraphExecDestroy(self.launchable))
+        ok(cudart.cudaGraphDestroy(self.graph))
+        time.sleep(0.2)  # the driver tells from a thread of its own
+
+
+def fill(ptr, nbytes, byte, stream):
+    ok(cudart.cudaMemsetAsync(ptr, byte, nbytes, stream.handle if stream else 1))
+
+
+def content(ptr, nbytes):
+    host = np.empty(nbytes, np.uint8)
+    ok(cudart.cudaMemcpy(host.ctypes.data, ptr, nbytes, D2H))
+    return set(np.unique(host).tolist())
+
+
+@pytest.fixture
+def pool():
+    with vpool.Pool(vpool.Dynamic(initial="4MiB", limit="512MiB")) as pool:
+        yield pool
+        pool.check()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_replays_and_eager_work_never_share_memory(pool, mode):
+    result = pool.empty(MIB)
+    with Graph(mode=mode) as graph:
+        for value in (1, 2, 3):
+            temporary = pool.empty(MIB, stream=graph.stream)
+            fill(temporary.ptr, MIB, value, graph.stream)
+            ok(cudart.cudaMemcpyAsync(result.ptr, temporary.ptr, MIB, D2D, graph.stream.handle))
+            temporary.close()
+        late = pool.empty(MIB, stream=graph.stream)
+        fill(late.ptr, MIB, 4, graph.stream)
+    late.close()  # memory of the graph all the same
+    eager = [(pool.empty(MIB, stream=stream), stream) for stream in (None, graph.stream, Stream()) for _ in range(20)]
+    for number in range(3):
+        for buffer, stream in eager:
+            fill(buffer.ptr, MIB, 100 + number, stream)
+        graph.launch()
+        ok(cudart.cudaDeviceSynchronize())
+        assert content(result.ptr, MIB) == {3}
+        assert all(content(buffer.ptr, MIB) == {100 + number} for buffer, _ in eager)
+    graph.destroy()
+    assert pool.captures == ()
+    eager.clear()
+    result.close()
+    pool.trim()
+    assert pool.stats.reserved_bytes == 0
+
+
+def everything(pool, stream, other):
+    """Every public call, with growth, trims, and want of memory."""
+    buffers = [pool.empty(n, stream=s) for n in (100, MIB, 30 * MIB) for s in (stream, other, None)]
+    for buffer in buffers[::2]:
+        buffer.record_stream(other)
+        buffer.record_stream(stream)
+    for buffer, freer in zip(buffers, itertools.cycle([None, stream, other]), strict=False):
+        buffer.close(freer)
+    ptr = pool.allocate(MIB, stream=other.handle, alignment=4096)
+    pool.record_stream(ptr, stream.handle)
+    pool.deallocate(ptr, stream=stream)
+    with vpool.stream(stream):
+        pool.deallocate(pool.allocate(2 * MIB))
+    for s in (stream, other, None, 2):
+        with pytest.raises(vpool.OutOfMemoryError):
+            pool.allocate(1 << 40, stream=s)
+    pool.stats, pool.ladder, pool.crossings, pool.captures, pool.core_share  # noqa: B018
+    str(pool.inspect())
+    pool.coalesce()
+    pool.trim()
+    pool.trim(keep="1MiB")
+    pool.maintain()
+    pool.check()
+    pool.set_limit(pool.inspect().limit_bytes)
+    pool.reset_peaks()
+    pool.forget_stream(other)
+    gc.collect()
+    with vpool.Pool(vpool.Dynamic(initial="2MiB")) as another:
+        another.empty(100, stream=stream)
+        another.empty(100)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("flags", [0, NON_BLOCKING], ids=["blocking", "non-blocking"])
+@pytest.mark.parametrize("where", ["same thread", "another thread"])
+def test_every_call_is_safe_in_a_capture(pool, mode, flags, where):
+    other = Stream(0)
+    for stream in (None, other):
+        pool.deallocate(pool.allocate(3 * MIB, stream=stream))
+    with Graph(Stream(flags), mode) as graph:
+        before = pool.empty(MIB, stream=graph.stream)
+        fill(before.ptr, MIB, 7, graph.stream)
+        if where == "same thread":
+            everything(pool, graph.stream, other)
+        else:
+            errors = []
+
+            def work():
+                try:
+                    everything(pool, graph.stream, other)
+                except BaseException as error:
+                    errors.append(error)
+
+            worker = threading.Thread(target=work)
+            worker.start()
+            worker.join(60)
+            assert errors == []
+    for _ in range(3):
+        graph.launch()
+        ok(cudart.cudaDeviceSynchronize())
+        assert content(before.ptr, MIB) == {7}
+    before.close()
+    graph.destroy()
+    pool.trim()
+    assert pool.captures == ()
+    assert (pool.stats.reserved_bytes, pool.stats.pending_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_growth_and_want_of_memory_in_a_capture(mode):
+    with vpool.Pool(vpool.Dynamic(initial=0, limit="64MiB")) as pool:
+        with Graph(mode=mode) as graph:
+            blocks = [pool.empty(4 * MIB, stream=graph.stream) for _ in range(12)]
+            for number, buffer in enumerate(blocks):
+                fill(buffer.ptr, buffer.nbytes, number, graph.stream)
+            figures = live_figures(pool)
+            with pytest.raises(vpool.OutOfMemoryError, match="capture"):
+                pool.empty(32 * MIB, stream=graph.stream)
+            assert live_figures(pool) == figures
+        for _ in range(3):
+            graph.launch()
+            ok(cudart.cudaDeviceSynchronize())
+            assert [content(buffer.ptr, buffer.nbytes) for buffer in blocks] == [{n} for n in range(12)]
+        graph.destroy()
+        blocks.clear()
+        assert pool.empty(32 * MIB).ptr
+
+
+def test_a_forked_stream_has_memory_of_the_graph(pool):
+    other = Stream()
+    event = ok(cudart.cudaEventCreateWithFlags(2))
+    with Graph() as graph:
+        mine = pool.empty(MIB, stream=graph.stream)
+        ok(cudart.cudaEventRecord(event, graph.stream.handle))
+        ok(cudart.cudaStreamWaitEvent(other.handle, event, 0))
+        its = pool.empty(MIB, stream=other)
+        fill(its.ptr, MIB, 9, other)
+        ok(cudart.cudaEventRecord(event, other.handle))
+        ok(cudart.cudaStreamWaitEvent(graph.stream.handle, event, 0))
+        used = [(mine.ptr, MIB), (its.ptr, MIB)]
+        mine.close()
+        its.close()
+    eager = [pool.empty(MIB, stream=stream) for stream in (None, other, graph.stream) for _ in range(10)]
+    assert disjoint(used, [(buffer.ptr, MIB) for buffer in eager])
+    assert pool.captures == (graph.id,)
+    graph.destroy()
+
+
+def test_two_graphs_that_share_memory(pool):
+    stream = Stream()
+    outputs = [pool.empty(MIB) for _ in range(2)]
+    graphs = []
+    for number, output in enumerate(outputs):
+        with Graph(stream) as graph:
+            if graphs:
+                pool.share_capture(graph.id, graphs[0].id)
+            temporary = pool.empty(8 * MIB, stream=stream)
+            fill(temporary.ptr, 8 * MIB, 1 + number, stream)
+            ok(cudart.cudaMemcpyAsync(output.ptr, temporary.ptr, MIB, D2D, stream.handle))
+            address = temporary.ptr
+            temporary.close()
+        graph.address = address
+        graphs.append(graph)
+    assert graphs[0].address == graphs[1].address
+    eager = [pool.empty(8 * MIB) for _ in range(4)]
+    for buffer in eager:
+        fill(buffer.ptr, buffer.nbytes, 50, None)
+    for _ in range(3):
+        for graph in graphs:
+            graph.launch()
+        ok(cudart.cudaDeviceSynchronize())
+        assert [content(output.ptr, MIB) for output in outputs] == [{1}, {2}]
+    graphs[0].destroy()
+    eager += [pool.empty(8 * MIB) for _ in range(4)]
+    for buffer in eager:
+        fill(buffer.ptr, buffer.nbytes, 60, None)
+    for _ in range(3):
+        graphs[1].launch()
+    ok(cudart.cudaDeviceSynchronize())
+    assert content(outputs[1].ptr, MIB) == {2}
+    assert all(content(buffer.ptr, buffer.nbytes) == {60} for buffer in eager)
+    graphs[1].destroy()
+    assert pool.captures == ()
+
+
+@pytest.mark.parametrize("ending", ["by itself", "release"])
+def test_an_aborted_capture_gives_its_memory_back(pool, ending):
+    with Graph(spoil=True) as graph:
+        pool.empty(20 * MIB, stream=graph.stream).close()
+    time.sleep(0.2)
+    if ending == "release":
+        pool.release_capture(graph.id)
+    assert pool.captures == ()
+    pool.trim()
+    assert pool.stats.reserved_bytes == 0
+
+
+def test_memory_of_a_graph_that_still_runs_is_waited_for(pool):
+    """A graph is destroyed while it runs: whoever gets its memory next finds it at rest."""
+    cupy = pytest.importorskip("cupy")
+    kernel = cupy.RawKernel(
+        'extern "C" __global__ void late(unsigned char* p, long long n, long long cycles) {'
+        "long long s = clock64(); while (clock64() - s < cycles) {}"
+        "for (long long i = threadIdx.x; i < n; i += blockDim.x) p[i] = 9; }",
+        "late",
+    )
+    scratch = pool.empty(MIB)
+    kernel((1,), (32,), (np.uint64(scratch.ptr), np.int64(1), np.int64(0)))
+    ok(cudart.cudaDeviceSynchronize())
+    with Graph() as graph:
+        temporary = pool.empty(64 * MIB, stream=graph.stream)
+        with cupy.cuda.ExternalStream(graph.stream.handle):
+            kernel((1,), (32,), (np.uint64(temporary.ptr), np.int64(MIB), np.int64(400_000_000)))
+        address = temporary.ptr
+        temporary.close()
+    graph.launch(Stream())
+    ok(cudart.cudaGraphExecDestroy(graph.launchable))
+    ok(cudart.cudaGraphDestroy(graph.graph))
+    pool.release_capture(graph.id)
+    pool.set_limit("128MiB")
+    held = []
+    while True:
+        try:
+            held.append(pool.empty(32 * MIB))
+        except vpool.OutOfMemoryError:
+            break
+    reused = next(buffer for buffer in held if buffer.ptr <= address < buffer.ptr + buffer.nbytes)
+    fill(reused.ptr, reused.nbytes, 5, None)
+    ok(cudart.cudaDeviceSynchronize())
+    assert content(reused.ptr, MIB) == {5}
+
+
+def test_a_stream_object_is_asked_once_and_the_default_stream_never(pool):
+    """What a hit costs of driver calls: one question on a stream that could capture, none on the legacy default one."""
+    stream = Stream()
+    for s in (None, stream):
+        pool.empty(MIB, stream=s).close()
+    before = pool.source.driver.calls()
+    for _ in range(100):
+        pool.empty(MIB).close()
+    assert {name: pool.source.driver.calls()[name][0] - before[name][0] for name in CALL_NAMES} == dict.fromkeys(
+        CALL_NAMES, 0
+    )
+    for _ in range(100):
+        pool.empty(MIB, stream=stream).close()
+    after = pool.source.driver.calls()
+    asked = {name: after[name][0] - before[name][0] for name in CALL_NAMES if after[name][0] != before[name][0]}
+    assert asked == {"stream_captures": 100}
+    with vpool.Pool(vpool.Dynamic(initial="4MiB"), captures=False) as pool:
+        pool.empty(MIB, stream=stream).close()
+        before = pool.source.driver.calls()
+        for _ in range(100):
+            pool.empty(MIB, stream=stream).close()
+        assert pool.source.driver.calls() == before

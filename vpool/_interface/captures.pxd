@@ -1,0 +1,17 @@
+"""Streams that capture: their memory is kept for the graph, and found by the capture's id."""
+from libc.stdint cimport uint64_t
+
+from vpool._management.areas cimport Areas
+
+
+cdef class CaptureTable:
+    cdef Areas areas
+    cdef dict by_id               # capture id -> Capture
+    # (handle, thread) -> (id, what leads to the stream object or None), of streams that captured when last asked.
+    cdef dict capturing
+    cdef int believed             # how many those are
+    cdef object changing          # threading.RLock of both
+    cdef unsigned long long seen  # graphs that were known to be gone at the last look
+
+    cdef int slot_of(self, object table, object stream, uint64_t handle, uint64_t thread) except -1
+    cdef int settle(self) except -1
