@@ -1,10 +1,13 @@
 """A handle is touched only while its stream surely exists: CUDA's driver crashes on a destroyed one."""
 
 import gc
+import weakref
 
 import pytest
 
 import vpool
+from vpool._interface.streams import _references
+from vpool._storage.fake_cuda import FakeCudaDriver
 from vpool._storage.simulated_driver import SimulatedDriver
 
 MIB = 1 << 20
@@ -83,3 +86,33 @@ def test_a_forgotten_stream_needs_no_wait_for_the_device(pool):
     assert pool.allocate(CAPACITY, other) == ptr
     assert (pool.crossings["waits"], pool.crossings["drains"]) == (1, 0)
     assert driver.calls_on_dead_streams == 0
+
+
+def test_a_stream_that_dies_in_a_cycle_with_its_pool():
+    """The collector finalises the stream object first; then its handle must not be touched any more."""
+
+    machine = FakeCudaDriver(CAPACITY)
+    source = vpool.sources.Source(machine, "cuda", 0, checks_handles=False)  # as the real one: it would crash
+    pool = vpool.Pool(vpool.Dynamic(initial=MIB), source=source)
+    cycle = [pool, Stream(machine), Stream(machine)]
+    cycle.append(cycle)
+    cycle += [pool.empty(MIB, stream=stream) for stream in cycle[1:3]]
+    cycle[-1].record_stream(cycle[1])
+    pool.close()
+    del pool, cycle
+    gc.collect()
+    assert machine.calls_on_dead_streams == 0
+    assert machine.used() == 0
+
+
+def test_a_stream_object_may_outlive_pools():
+    stream = Stream(SimulatedDriver(CAPACITY))
+    before = len(_references)
+    for _ in range(50):
+        with vpool.Pool(vpool.Dynamic(initial=0), source="host") as pool:
+            pool.empty(100, stream=stream).close()
+    del pool
+    gc.collect()
+    assert len(_references) == before
+    assert weakref.getweakrefcount(stream) == 0
+    del stream

@@ -7,6 +7,7 @@ alone, until the capture is released or its graph, and all that was made of it, 
 import threading
 import weakref
 
+cimport cython
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free
 
@@ -40,6 +41,7 @@ cdef void _graph_gone(void* data) noexcept nogil:
     _let_go(<Watch*> data)
 
 
+@cython.no_gc   # of numbers, and what the driver tells
 cdef class Capture:
     """The memory of one capture, or of several that share it."""
 
@@ -92,6 +94,7 @@ cdef bint _is_gone(watched):
     return watched is not None and atomic_read((<_Watched> watched).watch.gone) != 0
 
 
+@cython.no_gc_clear   # in no cycle, and a buffer in one may need it
 cdef class CaptureTable:
     """The captures of one pool."""
 

@@ -2,6 +2,7 @@
 import threading
 import weakref
 
+cimport cython
 from libc.stdint cimport uint64_t
 
 from vpool._base.lock cimport atomic_read
@@ -20,6 +21,9 @@ cdef enum:
 
 _defaults = threading.local()
 _counting = threading.Lock()
+# The references to stream objects of each pool.  The collector tells of an object's death only those references
+# that are not garbage themselves, as the pool's own would be in a cycle that has both.
+_references = {}
 
 
 class stream:
@@ -59,17 +63,34 @@ class stream:
             defaults_in_use -= 1
 
 
+cdef class Held:
+    """What a stream object's end needs of a pool, which may be gone before it."""
+
+    cdef int let_go(self, int slot) except -1:
+        if self.areas != NULL:
+            (<Areas> self.areas).hold_slot(slot, -1)
+        return 0
+
+
+@cython.no_gc_clear   # in no cycle, and `__dealloc__` needs its parts
 cdef class StreamTable:
     """The slots of one pool, by what callers pass as a stream."""
 
     def __cinit__(self, Areas areas not None, bint captures=True):
         self.areas = areas
+        self.held = Held.__new__(Held)
+        self.held.areas = <void*> areas
         self.captures = CaptureTable(areas) if captures else None
-        self.by_object = {}
+        self.by_object = _references[id(self.held)] = {}
         self.by_handle = {}
         self.by_thread = {}
         # Taken again by a finaliser that meets a stream, when a collection runs while it is held.
         self.changing = threading.RLock()
+
+    def __dealloc__(self):
+        if self.held is not None:
+            self.held.areas = NULL
+            _references.pop(id(self.held), {}).clear()
 
     cdef int slot_of(self, stream) except -1:
         """The slot of a stream, made on first use.
@@ -99,19 +120,12 @@ cdef class StreamTable:
         if handle == PER_THREAD_STREAM or isinstance(stream, str):
             return slot                           # means another stream each time
         try:
-            reference = weakref.ref(stream, _Forgetting(weakref.ref(self), id(stream)))
+            reference = weakref.ref(stream, _Forgetting(self.by_object, self.held, id(stream)))
         except TypeError:
             return slot                           # cannot tell when it dies: asked again each time
         self.by_object[id(stream)] = (reference, slot)
         self.areas.hold_slot(slot, 1)
         return slot
-
-    def object_died(self, key, reference):
-        """A stream object is gone, and with it perhaps its stream."""
-        known = self.by_object.get(key)
-        if known is not None and known[0] is reference:
-            self.by_object.pop(key, None)
-            self.areas.hold_slot(known[1], -1)
 
     cdef int captured(self, object stream, uint64_t handle) except -1:
         """The slot of a stream that captures now, made on first use; 0 where it does not."""
@@ -248,13 +262,15 @@ class _ThreadEnd:
 
 
 class _Forgetting:
-    """Forgets a stream object when it dies.  Holds the table weakly: no cycle."""
+    """Forgets a stream object when it dies, and with it perhaps its stream."""
 
-    def __init__(self, table, key):
-        self.table = table
+    def __init__(self, by_object, held, key):
+        self.by_object = by_object
+        self.held = held
         self.key = key
 
     def __call__(self, reference):
-        table = self.table()
-        if table is not None:
-            table.object_died(self.key, reference)
+        known = self.by_object.get(self.key)
+        if known is not None and known[0] is reference:
+            self.by_object.pop(self.key, None)
+            (<Held> self.held).let_go(known[1])

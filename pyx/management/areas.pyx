@@ -1,4 +1,5 @@
 """The areas of a pool, together: which one serves a request, and what is done to both."""
+cimport cython
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.string cimport memset
 
@@ -28,6 +29,7 @@ cdef enum:
     NEVER = 0xFFFFFFFFFFFFFFFF
 
 
+@cython.no_gc   # refers to its areas alone, so no cycle; the collector must not take them while a buffer lives
 cdef class Areas:
     """The one or two areas of a pool.
 

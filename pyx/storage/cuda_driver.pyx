@@ -38,6 +38,7 @@ cdef void* LEGACY_STREAM = <void*> 1
 
 cdef enum:
     STATUS_NOT_FOUND = 500        # what cydriver returns where it raises
+    LAST_DEFAULT_STREAM = 2       # 0 and 1 are the legacy default stream, 2 the per-thread one
 
 
 cdef int _settled(int status) noexcept nogil:
@@ -105,8 +106,13 @@ cdef int _stream_destroy(void* context, uint64_t stream) noexcept nogil:
     return _settled((<event_t> cyruntime.cudaStreamDestroy)(<void*> stream))
 
 
+# Of a stream that was made the driver's own calls are asked, which take a third of the runtime's time; the handle
+# of a default stream means something to them only where the thread has a context.
+
 cdef int _stream_id(void* context, uint64_t stream, uint64_t* unique_id) noexcept nogil:
-    return _settled((<stream_id_t> cyruntime.cudaStreamGetId)(_stream(stream), <unsigned long long*> unique_id))
+    cdef void* asked = <void*> cydriver.cuStreamGetId if stream > LAST_DEFAULT_STREAM else (
+        <void*> cyruntime.cudaStreamGetId)
+    return _settled((<stream_id_t> asked)(_stream(stream), <unsigned long long*> unique_id))
 
 
 cdef int _event_create(void* context, uint64_t* event) noexcept nogil:
@@ -136,7 +142,9 @@ cdef int _stream_wait_event(void* context, uint64_t stream, uint64_t event) noex
 
 
 cdef int _stream_captures(void* context, uint64_t stream, int* state) noexcept nogil:
-    return _settled((<stream_captures_t> cyruntime.cudaStreamIsCapturing)(_stream(stream), state))
+    cdef void* asked = <void*> cydriver.cuStreamIsCapturing if stream > LAST_DEFAULT_STREAM else (
+        <void*> cyruntime.cudaStreamIsCapturing)
+    return _settled((<stream_captures_t> asked)(_stream(stream), state))
 
 
 cdef int _capture_info(void* context, uint64_t stream, int* state, uint64_t* id, uint64_t* graph) noexcept nogil:
@@ -145,7 +153,7 @@ cdef int _capture_info(void* context, uint64_t stream, int* state, uint64_t* id,
 
 
 cdef int _capture_mode(void* context, int* mode) noexcept nogil:
-    return _settled((<get_int_t> cyruntime.cudaThreadExchangeStreamCaptureMode)(mode))
+    return _settled((<get_int_t> cydriver.cuThreadExchangeStreamCaptureMode)(mode))
 
 
 cdef int _graph_retain(void* context, uint64_t graph, gone_t gone, void* data) noexcept nogil:

@@ -129,7 +129,8 @@ def test_replays_and_eager_work_never_share_memory(pool, mode):
         assert all(content(buffer.ptr, MIB) == {100 + number} for buffer, _ in eager)
     graph.destroy()
     assert pool.captures == ()
-    eager.clear()
+    for buffer, _ in eager:
+        buffer.close()
     result.close()
     pool.trim()
     assert pool.stats.reserved_bytes == 0

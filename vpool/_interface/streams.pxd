@@ -8,8 +8,15 @@ from vpool._management.areas cimport Areas
 cdef int defaults_in_use
 
 
+cdef class Held:
+    cdef void* areas              # the pool's, whose slots stream objects hold; NULL once it is gone
+
+    cdef int let_go(self, int slot) except -1
+
+
 cdef class StreamTable:
     cdef Areas areas
+    cdef Held held
     cdef dict by_object           # id of a stream object -> (weak reference to it, slot)
     cdef dict by_handle           # handle -> slot of the stream that has it now
     cdef dict by_thread           # thread number -> slot of its per-thread default stream
