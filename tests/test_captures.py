@@ -84,7 +84,7 @@ def test_allocation_inside_a_captured_graph():
         temporary.close()
     before = pool.inspect().to_dict()
     for _ in range(1000):
-        driver.queue_work(graph.stream)                  # a launch
+        driver.queue_work(graph.stream)  # a launch
     assert pool.inspect().to_dict() == before
     graph.destroy()
     result.close()
@@ -106,7 +106,7 @@ def test_memory_of_a_capture_is_its_own():
     with Graph(driver, blocking=False) as second:
         other = pool.allocate(MIB, stream=second.stream)
     assert not disjoint([(old, 8 * MIB)], [(other, MIB)]), "free memory serves a capture, too"
-    assert graph.valid and second.valid
+    assert (graph.valid, second.valid) == (True, True)
     pool.check()
 
 
@@ -233,7 +233,7 @@ def test_memory_of_a_graph_that_still_runs_is_waited_for():
         ptr = pool.allocate(12 * MIB, stream=graph.stream)
         pool.deallocate(ptr)
     launched_on = driver.create_stream()
-    driver.queue_work(launched_on)                       # a launch of the graph, on a stream the pool never saw
+    driver.queue_work(launched_on)  # a launch of the graph, on a stream the pool never saw
     pool.release_capture(graph.id)
     assert pool.allocate(12 * MIB) == ptr
     assert driver.finished(driver.number_of(launched_on), 1), "handed out while the graph may run"
@@ -264,7 +264,7 @@ def test_the_same_stream_captures_again_and_again():
         graph.destroy()
         most = max(most, pool.stats.reserved_bytes)
         if number % 10 == 9:
-            pool.trim()                                  # the device is waited for: no launch runs any more
+            pool.trim()  # the device is waited for: no launch runs any more
     assert most <= 32 * MIB
     assert pool.captures == ()
     pool.trim()

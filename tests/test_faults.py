@@ -87,7 +87,15 @@ def close_with_live_blocks(pool):
 # Each with the calls that it makes at least, on a machine of several devices.
 SCENARIOS = {
     grow_and_free: {"malloc", "get_device", "set_device"},
-    run_out: {"malloc", "memory_info", "set_device", "event_synchronize", "event_create", "event_record", "event_query"},
+    run_out: {
+        "malloc",
+        "memory_info",
+        "set_device",
+        "event_synchronize",
+        "event_create",
+        "event_record",
+        "event_query",
+    },
     cross_streams: {"malloc", "set_device", "stream_id", "event_create", "event_record", "event_query"},
     report: {"malloc", "memory_info", "get_device", "set_device"},
     close_with_live_blocks: {"malloc", "free", "get_device", "set_device", "event_synchronize"},

@@ -262,11 +262,13 @@ class TestTable:
         assert (calls["malloc"], calls["free"]) == (1, 1)
         # Its close waits for its stream.
         assert (calls["event_synchronize"], calls["synchronize"]) == (1, 0)
-        # Into the pool's device and out again: for its total, its segment, that wait, and the segment's return.
-        assert calls["get_device"] == 4
-        assert calls["set_device"] == 8
+        # Into the pool's device and out again: for its total, its segment, an event made and recorded for that wait,
+        # and the segment's return.
+        assert calls["get_device"] == 5
+        assert calls["set_device"] == 10
         assert {name for name, count in calls.items() if count} == {
-            "malloc", "free", "memory_info", "get_device", "set_device", "event_create", "event_record", "event_synchronize"
+            "malloc", "free", "memory_info", "get_device", "set_device", "event_create", "event_record",
+            "event_synchronize",
         }  # fmt: skip
         assert calls["fill"] == calls["read"] == calls["write"] == 0
 

@@ -1,7 +1,7 @@
 """What an arena does rarely: it is made, its index grows, segments come and go, alignment is found."""
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
-from vpool._base.bias cimport bias_drop, bias_init, bias_take
+from vpool._base.bias cimport bias_init
 from vpool._base.lock cimport atomic_read, atomic_write, spin_lock, spin_unlock
 from vpool._base.memory cimport lazy_release, lazy_reserve
 from vpool._base.types cimport (

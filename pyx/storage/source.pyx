@@ -2,7 +2,14 @@
 cimport cython
 from libc.stdint cimport uint32_t, uint64_t
 
-from vpool._storage.driver cimport CAPTURE_ACTIVE, CAPTURE_NONE, CAPTURE_RELAXED, STATUS_CAPTURE_IMPLICIT, STATUS_OK, Driver
+from vpool._storage.driver cimport (
+    CAPTURE_ACTIVE,
+    CAPTURE_NONE,
+    CAPTURE_RELAXED,
+    STATUS_CAPTURE_IMPLICIT,
+    STATUS_OK,
+    Driver,
+)
 from vpool._storage.simulated_streams cimport StreamedDriver
 
 from vpool.errors import SourceError
@@ -67,25 +74,32 @@ cdef class Source:
             restored = self.driver.set_device(previous)
         return restored if status == STATUS_OK else status
 
-    cdef int _enter_relaxed(self, int* previous, int* mode) noexcept nogil:
-        """The same for a call that may wait, which no capture of any thread is to mind.
+    cdef int _relax(self, int* mode) noexcept nogil:
+        """Let the thread make a call that may wait though something captures.
 
         Such calls invalidate captures unless the thread says that it knows better, as it does: what it
         asks for has nothing to do with what is captured.
         """
-        cdef int status = self._enter_device(previous)
         mode[0] = CAPTURE_RELAXED
-        if status == STATUS_OK and self.driver.may_capture():
-            status = self.driver.capture_mode(mode)
+        return self.driver.capture_mode(mode) if self.driver.may_capture() else STATUS_OK
+
+    cdef int _restore(self, int mode, int status) noexcept nogil:
+        """Undo `_relax`; `status` is of the call between, and goes first."""
+        cdef int restored = STATUS_OK
+        if mode != CAPTURE_RELAXED:
+            restored = self.driver.capture_mode(&mode)
+        return restored if status == STATUS_OK else status
+
+    cdef int _enter_relaxed(self, int* previous, int* mode) noexcept nogil:
+        cdef int status = self._enter_device(previous)
+        if status == STATUS_OK:
+            status = self._relax(mode)
             if status != STATUS_OK:
                 self._leave_device(previous[0], status)
         return status
 
     cdef int _leave_relaxed(self, int previous, int mode, int status) noexcept nogil:
-        cdef int restored = STATUS_OK
-        if mode != CAPTURE_RELAXED:
-            restored = self.driver.capture_mode(&mode)
-        return self._leave_device(previous, restored if status == STATUS_OK else status)
+        return self._leave_device(previous, self._restore(mode, status))
 
     cdef int reserve(self, uint64_t nbytes, Range* span) noexcept nogil:
         span.address = 0
@@ -189,19 +203,15 @@ cdef class Source:
         return self._leave_device(previous, self.driver.stream_wait_event(stream, event))
 
     cdef int query_event(self, uint64_t event) noexcept nogil:
-        cdef int previous, mode
-        cdef int status = self._enter_relaxed(&previous, &mode)
-        if status != STATUS_OK:
-            return status
-        return self._leave_relaxed(previous, mode, self.driver.event_query(event))
+        cdef int mode
+        cdef int status = self._relax(&mode)
+        return status if status != STATUS_OK else self._restore(mode, self.driver.event_query(event))
 
     cdef int await_event(self, uint64_t event) noexcept nogil:
         """Return when what an event was recorded behind is complete."""
-        cdef int previous, mode
-        cdef int status = self._enter_relaxed(&previous, &mode)
-        if status != STATUS_OK:
-            return status
-        return self._leave_relaxed(previous, mode, self.driver.event_synchronize(event))
+        cdef int mode
+        cdef int status = self._relax(&mode)
+        return status if status != STATUS_OK else self._restore(mode, self.driver.event_synchronize(event))
 
     cdef int ask_capture(self, uint64_t stream, int* state) noexcept nogil:
         """Whether a stream captures; the legacy default stream counts so while one captures that waits for it."""

@@ -307,7 +307,7 @@ def test_memory_of_a_graph_that_still_runs_is_waited_for(pool):
     ok(cudart.cudaDeviceSynchronize())
     with Graph() as graph:
         temporary = pool.empty(64 * MIB, stream=graph.stream)
-        with cupy.cuda.ExternalStream(graph.stream.handle):
+        with cupy.cuda.Stream.from_external(graph.stream):
             kernel((1,), (32,), (np.uint64(temporary.ptr), np.int64(MIB), np.int64(400_000_000)))
         address = temporary.ptr
         temporary.close()

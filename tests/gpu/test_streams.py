@@ -91,7 +91,13 @@ def streams():
 
 
 def made_calls(pool):
-    return sum(calls for calls, _, _ in pool.source.driver.calls().values())
+    """Driver calls so far, but for the question whether a stream captures."""
+    return sum(figures[0] for name, figures in pool.source.driver.calls().items() if name != "stream_captures")
+
+
+def questions(pool):
+    """How often the driver was asked whether a stream captures: nothing else tells of a capture."""
+    return pool.source.driver.calls()["stream_captures"][0]
 
 
 def is_idle(stream):
@@ -122,17 +128,23 @@ print("the next stream has", "the same" if int(again) == handle else "another", 
     )
 
 
-def test_reuse_on_the_same_stream_makes_no_driver_call(pool, streams):
+@pytest.mark.parametrize("captures", [True, False])
+def test_reuse_on_the_same_stream_makes_no_driver_call(streams, captures):
     own = streams[0]
-    first = pool.allocate(MIB, stream=own)
-    pool.deallocate(first)
-    before = made_calls(pool)
-    for _ in range(1000):
-        assert pool.allocate(MIB, stream=own) == first
+    with vpool.Pool(vpool.Dynamic(initial="4MiB"), captures=captures) as pool:
+        first = pool.allocate(MIB, stream=own)
         pool.deallocate(first)
-        with pool.empty(MIB, stream=own) as buffer:
-            assert buffer.ptr == first
-    assert made_calls(pool) == before
+        before, asked = made_calls(pool), questions(pool)
+        for _ in range(1000):
+            assert pool.allocate(MIB, stream=own) == first
+            pool.deallocate(first)
+            with pool.empty(MIB, stream=own) as buffer:
+                assert buffer.ptr == first
+        assert made_calls(pool) == before
+        assert questions(pool) - asked == (2000 if captures else 0)
+        for _ in range(1000):
+            pool.empty(MIB).close()
+        assert questions(pool) - asked == (2000 if captures else 0), "the default stream never captures"
 
 
 def test_a_free_on_another_stream_and_a_record_make_no_driver_call(pool, streams):
@@ -144,8 +156,10 @@ def test_a_free_on_another_stream_and_a_record_make_no_driver_call(pool, streams
     before = made_calls(pool)
     pool.record_stream(used, other)
     pool.deallocate(used)
+    asked = questions(pool)
     pool.deallocate(kept, stream=other)
     assert made_calls(pool) == before
+    assert questions(pool) == asked + 1
     assert pool.stats.pending_bytes == 2 * KIB
 
 

@@ -22,6 +22,8 @@ cdef class Source:
 
     cdef int _enter_device(self, int* previous) noexcept nogil
     cdef int _leave_device(self, int previous, int status) noexcept nogil
+    cdef int _relax(self, int* mode) noexcept nogil
+    cdef int _restore(self, int mode, int status) noexcept nogil
     cdef int _enter_relaxed(self, int* previous, int* mode) noexcept nogil
     cdef int _leave_relaxed(self, int previous, int mode, int status) noexcept nogil
     # Each returns a status; none may be called under a lock.
