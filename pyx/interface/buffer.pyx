@@ -5,10 +5,11 @@ from libc.stdint cimport uint64_t
 
 from vpool._base.bias cimport Seat, bias_enter, bias_leave, bias_try_enter
 from vpool._base.lock cimport atomic_read
-from vpool._base.types cimport BLOCK_LIVE, Block, BlockId, likely
+from vpool._base.types cimport BLOCK_LIVE, Block, BlockId, likely, unlikely
 from vpool._management.arena cimport Arena
 from vpool._management.cross cimport cross_free_record
 from vpool._management.hit cimport hit_put_record
+from vpool._management.state cimport STATE_HOLDS
 
 
 cdef inline bint still_mine(Buffer buffer) noexcept:
@@ -35,7 +36,8 @@ cdef class Buffer:
         raise TypeError("buffers are made by vpool.empty() and Pool.empty()")
 
     def __dealloc__(self):
-        if self.block_id:
+        if self.block_id and not (
+                unlikely(self.pool.core.state.word & STATE_HOLDS) and self.pool.held(self.address, None)):
             self.put()
             if self.pool.core.state.word:
                 self.pool.after_free()
@@ -102,6 +104,10 @@ cdef class Buffer:
         cdef bint mine = True
         cdef int slot = 0
         if self.block_id == 0:
+            self.arena = NULL
+            return
+        if unlikely(self.pool.core.state.word & STATE_HOLDS) and self.pool.held(address, stream):
+            self.block_id = 0
             self.arena = NULL
             return
         if stream is not None:

@@ -14,10 +14,10 @@ from vpool._management.arena cimport Arena
 from vpool._management.adapt cimport adapt_look
 from vpool._management.areas cimport is_common, request_init
 from vpool._management.hit cimport hit_any
-from vpool._management.state cimport STATE_ADAPTIVE, STATE_CLOSED, STATE_STOPS, Request
+from vpool._management.state cimport STATE_ADAPTIVE, STATE_CLOSED, STATE_FORKED, STATE_STOPS, Request
 from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK
 
-from vpool.errors import ClosedPoolError, SourceError
+from vpool.errors import ClosedPoolError, ForkedProcessError, SourceError
 
 cdef enum:
     NO_SLOT = 0xFFFF
@@ -82,8 +82,8 @@ cdef class Lender:
             if likely(block_id != 0):
                 arena[0] = first
                 return block_id
-        elif self.core.state.word & STATE_CLOSED:
-            raise ClosedPoolError(f"pool {self.name!r} is closed")
+        elif self.core.state.word & (STATE_CLOSED | STATE_FORKED):
+            self.must_be_open()
         if requested == 0:
             return 0
         self.streams.settle()
@@ -92,6 +92,21 @@ cdef class Lender:
         address[0] = request.address
         arena[0] = request.arena
         return request.block_id
+
+    cdef int must_be_mine(self) except -1:
+        """ForkedProcessError in a child of the pool's process."""
+        if self.core.state.word & STATE_FORKED:
+            raise ForkedProcessError(
+                f"pool {self.name!r} belongs to the parent of this process and does not survive a fork: start processes"
+                ' by "spawn" or "forkserver", or make a pool after the fork'
+            )
+        return 0
+
+    cdef int must_be_open(self) except -1:
+        self.must_be_mine()
+        if self.core.state.word & STATE_CLOSED:
+            raise ClosedPoolError(f"pool {self.name!r} is closed")
+        return 0
 
     cdef int freeing_slot(self, stream, int gone) except -1:
         """The slot of a stream that a block is freed on; `gone` if it was destroyed, after waiting for it."""
@@ -106,6 +121,13 @@ cdef class Lender:
                 why = " while a capture goes on" if status == STATUS_NOT_READY else ""
                 raise source_error(self.core, status, f"the stream is gone, and the device cannot be waited for{why}")
             return gone
+
+    cdef bint held(self, uint64_t address, stream) except -1:
+        """What the state word asks for before a free; True where that was all.
+
+        The caller has seen that one of `STATE_HOLDS` is set, and has touched nothing of the pool yet.
+        """
+        return self.core.state.word & STATE_FORKED != 0
 
     cdef int take_back(self, uint64_t address, stream) except -1:
         """Free a block that is not at hand in the default stream's arena."""

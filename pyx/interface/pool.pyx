@@ -7,7 +7,7 @@ from libc.stdint cimport uint64_t
 
 from vpool._base.bias cimport Seat, bias_leave, bias_try_enter
 from vpool._base.lock cimport atomic_write
-from vpool._base.types cimport GRANULE
+from vpool._base.types cimport GRANULE, unlikely
 from vpool._interface.arguments cimport address_of, checked_alignment, checked_remainder, checked_rounding, size_of
 from vpool._interface.buffer cimport Buffer
 from vpool._interface.diagnosis cimport not_taken, source_error
@@ -18,12 +18,12 @@ from vpool._interface.streams cimport StreamTable, defaults_in_use
 from vpool._management.arena cimport Arena
 from vpool._management.areas cimport Areas, in_fixed
 from vpool._management.hit cimport put_any
-from vpool._management.state cimport STATE_CLOSED
+from vpool._management.state cimport STATE_CLOSED, STATE_HOLDS
 from vpool._management.walk cimport Broken
 from vpool._storage.driver cimport STATUS_OK
 
 from vpool._management.areas import CoreNotTaken
-from vpool.errors import ClosedPoolError, ForeignPointerError
+from vpool.errors import ForeignPointerError
 from vpool.maintenance import Maintainer, checked_interval
 from vpool.policy import Policy
 from vpool.report import Report
@@ -257,6 +257,8 @@ cdef class Pool(Lender):
             (<Buffer> ptr).close(stream)
             return
         address = address_of(ptr)
+        if unlikely(self.core.state.word & STATE_HOLDS) and self.held(address, stream):
+            return
         arena = self.default_arena.fixed if in_fixed(self.areas, address) else self.default_arena
         if address and not (stream is None and put(arena, address)):
             self.take_back(address, stream)
@@ -477,11 +479,6 @@ cdef class Pool(Lender):
         self._set_limit(limit)
         self.strategy = strategy
         self.numbers = self.numbers._replace(limit=limit)
-
-    cdef int must_be_open(self) except -1:
-        if self.core.state.word & STATE_CLOSED:
-            raise ClosedPoolError(f"pool {self.name!r} is closed")
-        return 0
 
     def _set_limit(self, uint64_t limit):
         cdef bint possible

@@ -18,6 +18,7 @@ from vpool._management.state cimport (
     RUNG_WAIT,
     STATE_ADAPTIVE,
     STATE_CLOSED,
+    STATE_FORKED,
     Request,
     slot_count,
 )
@@ -154,12 +155,23 @@ cdef class Areas:
         return request.block_id
 
     cdef BlockId slow(self, Arena* arena, uint64_t requested, uint64_t* address) noexcept nogil:
-        """Of `areas_allocate`: what no list had at hand."""
+        """Of `areas_allocate`: what no list had at hand, and all where the state word stops what is quick."""
         cdef Request request
+        if atomic_read(self.state.word) & (STATE_CLOSED | STATE_FORKED):
+            return 0
         request_init(self, &request, arena, requested, GRANULE)
         self.take(&request)
         address[0] = request.address
         return request.block_id
+
+    cdef bint put_held(self, Arena* arena, uint64_t address) noexcept nogil:
+        """Of `areas_deallocate`: a free where the state word has something to say before it."""
+        cdef bint found
+        if atomic_read(self.state.word) & STATE_FORKED:
+            return True                           # the block is the parent's
+        found = self.put(address, arena.slot)
+        self.after_free()
+        return found
 
     cdef int open_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread, uint64_t capture) noexcept nogil:
         """Make a slot, the same in each area; its number, or -1 where there is no room for it.

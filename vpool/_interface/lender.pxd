@@ -20,7 +20,10 @@ cdef class Lender:
 
     cdef Arena* arena_for(self, stream) except NULL
     cdef BlockId lend(self, Arena** arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0
+    cdef int must_be_mine(self) except -1
+    cdef int must_be_open(self) except -1
     cdef int freeing_slot(self, stream, int gone) except -1
+    cdef bint held(self, uint64_t address, stream) except -1
     cdef int take_back(self, uint64_t address, stream) except -1
     cdef release_idle(self, uint64_t keep, uint64_t* released)
     cdef void after_free(self) noexcept

@@ -6,5 +6,3 @@ cdef class Pool(Lender):
     cdef readonly object strategy
     cdef object numbers           # what the strategy comes to here
     cdef object maintainer        # its helper thread, if one is wanted
-
-    cdef int must_be_open(self) except -1

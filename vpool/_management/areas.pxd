@@ -11,7 +11,7 @@ from vpool._base.types cimport BlockId, likely, unlikely
 from vpool._management.arena cimport Arena
 from vpool._management.core cimport Core
 from vpool._management.hit cimport hit_any, put_any
-from vpool._management.state cimport STATE_STOPS, CoreState, Request
+from vpool._management.state cimport STATE_HOLDS, STATE_STOPS, CoreState, Request
 from vpool._management.walk cimport Broken
 
 
@@ -60,6 +60,7 @@ cdef class Areas:
     cdef void after_free(self) noexcept nogil
     cdef bint may_have_idle(self) noexcept nogil
     cdef bint holds(self, uint64_t address) noexcept nogil
+    cdef bint put_held(self, Arena* arena, uint64_t address) noexcept nogil
     cdef BlockId slow(self, Arena* arena, uint64_t requested, uint64_t* address) noexcept nogil
     cdef Core area_at(self, uint64_t address)
     cdef CoreState* state_of(self, Arena* arena) noexcept nogil
@@ -95,7 +96,7 @@ cdef inline BlockId areas_allocate(Areas areas, Arena* arena, uint64_t requested
     cdef BlockId block_id
     cdef Seat* seat
     if unlikely(lone_read(areas.state.word) & STATE_STOPS):
-        return 0
+        return areas.slow(arena, requested, address)
     if is_common(areas, requested):
         first = arena.fixed
     seat = bias_enter(&first.lock)
@@ -109,6 +110,8 @@ cdef inline bint areas_deallocate(Areas areas, Arena* arena, uint64_t address) n
     """Take back a block of a slot; False where it is none.  Waits for the lock."""
     cdef bint found
     cdef Seat* seat
+    if unlikely(lone_read(areas.state.word) & STATE_HOLDS):
+        return areas.put_held(arena, address)
     if in_fixed(areas, address):
         arena = arena.fixed
     seat = bias_enter(&arena.lock)

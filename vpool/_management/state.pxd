@@ -13,7 +13,10 @@ cdef enum StateBit:
     # call (recording, debugging, tags, limits by tag) sets a bit of its own and is looked at there.
     STATE_CLOSED = 1
     STATE_ADAPTIVE = 2            # frees are counted, and idle memory goes back
-    STATE_STOPS = STATE_CLOSED    # the bits that an allocation looks at
+    STATE_FORKED = 4              # this process is a child of the pool's: nothing of it may be used here
+    STATE_DEBUG = 8               # blocks are checked
+    STATE_STOPS = STATE_CLOSED | STATE_FORKED | STATE_DEBUG     # the bits that an allocation looks at
+    STATE_HOLDS = STATE_FORKED | STATE_DEBUG                    # and those that a free looks at first
 
 cdef enum Rung:
     # What a miss tries, in this order; after each the request's own lists are searched again.
