@@ -15,6 +15,7 @@ GENERATED = ROOT / "build" / "cython"
 # By hand, bottom layer first: a glob that finds nothing would build an empty wheel without an error.
 MODULES = {
     "storage": (
+        "fork",
         "driver",
         "simulated_captures",
         "simulated_streams",

@@ -5,7 +5,8 @@ import os
 import threading
 
 from vpool._interface.pool import Pool
-from vpool.errors import ClosedPoolError, ForeignPointerError
+from vpool._storage.fork import PerProcess
+from vpool.errors import ClosedPoolError, ForeignPointerError, ForkedProcessError
 from vpool.policy import Policy
 from vpool.sources import checked_ordinal, current_device, resolve
 
@@ -14,7 +15,7 @@ __all__ = ["allocate", "deallocate", "default_pool", "empty", "inspect", "set_de
 _VARIABLE = "VPOOL_POLICY"
 
 _defaults: dict[int, Pool] = {}
-_making = threading.RLock()  # a finaliser may ask for the pool while it is made
+_making = PerProcess(threading.RLock)  # a finaliser may ask for the pool while it is made
 _former: list[Pool] = []  # default pools that were closed or replaced, kept for the addresses that they gave
 
 
@@ -35,13 +36,13 @@ def default_pool(device=None):
 
     Raises
     ------
-    FormatError, OSError, ValueError, SourceError, OutOfMemoryError
+    FormatError, OSError, ValueError, SourceError, OutOfMemoryError, ForkedProcessError
         Where no pool can be made by that policy; the message begins with the variable's name.
     """
     ordinal = current_device() if device is None else checked_ordinal(device)
     pool = _defaults.get(ordinal)
     if pool is None or pool.closed:
-        with _making:
+        with _making.here:
             pool = _defaults.get(ordinal)
             if pool is None or pool.closed:
                 made = _made_default(ordinal)
@@ -78,7 +79,7 @@ def _put_default(ordinal, pool):
     """Replace a default pool; the one before.  `_making` is held."""
     before = _defaults.get(ordinal)
     if before is not None and before is not pool:
-        _former[:] = [one for one in _former if one.stats.reserved_bytes or not one.closed]
+        _former[:] = [one for one in _former if one.forked or not one.closed or one.stats.reserved_bytes]
         _former.append(before)
     _defaults[ordinal] = pool
     return before
@@ -94,9 +95,13 @@ def set_default_pool(pool):
     """
     if not isinstance(pool, Pool):
         raise TypeError(f"a default pool is a vpool.Pool, not {type(pool).__name__}")
+    if pool.forked:
+        raise ForkedProcessError(
+            f'{pool!r} cannot be a default pool: make one after the fork, or start processes by "spawn" or "forkserver"'
+        )
     if pool.closed:
         raise ClosedPoolError(f"{pool!r} cannot be a default pool")
-    with _making:
+    with _making.here:
         return _put_default(pool.device, pool)
 
 
@@ -109,6 +114,8 @@ def deallocate(ptr, stream=None):
     """Give a block back to the current device's default pool: see `Pool.deallocate`."""
     try:
         default_pool().deallocate(ptr, stream)
+    except ForkedProcessError:
+        pass  # no pool can be made in this child, so the block is its parent's
     except ForeignPointerError:
         # An address of the default pool before this one is still a good address.
         for pool in list(_former):

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 
+from vpool._storage.fork import PerProcess
 from vpool.errors import ClosedPoolError
 
 __all__ = ["Maintainer", "checked_interval"]
@@ -13,7 +14,7 @@ __all__ = ["Maintainer", "checked_interval"]
 logger = logging.getLogger("vpool")
 
 _LONGEST_NAP = 0.05  # seconds after which it is seen that a pool is gone
-_at_work: "weakref.WeakSet[Maintainer]" = weakref.WeakSet()
+_at_work: "PerProcess[weakref.WeakSet[Maintainer]]" = PerProcess(weakref.WeakSet)
 
 
 def checked_interval(every):
@@ -43,7 +44,7 @@ class Maintainer:
         self._thread = threading.Thread(
             target=_maintain, args=(self, weakref.ref(pool), every), name=f"vpool maintains {pool.name}", daemon=True
         )
-        _at_work.add(self)
+        _at_work.here.add(self)
         self._thread.start()
 
     def stop(self):
@@ -58,7 +59,7 @@ class Maintainer:
 @atexit.register
 def _end_all():
     """Before the interpreter goes: a thread in the middle of a driver call must not meet what is torn down."""
-    working = list(_at_work)
+    working = list(_at_work.here)
     for maintainer in working:
         maintainer.stop()
     for maintainer in working:

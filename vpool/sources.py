@@ -7,22 +7,29 @@ here build one with options.
 import operator
 from collections.abc import Callable
 
+from vpool._storage.fork import forks
 from vpool._storage.host_driver import HostDriver
 from vpool._storage.simulated_driver import SimulatedDriver
 from vpool._storage.source import Source
-from vpool.errors import SourceError
+from vpool.errors import ForkedProcessError, SourceError
 from vpool.sizes import parse_size
 
 __all__ = ["Cuda", "Host", "Simulated", "Source", "checked_ordinal", "current_device", "resolve"]
 
 _UNBOUNDED = 2**62
 
+_FORKED = (
+    "CUDA was used before this process was forked, and does not survive a fork: start processes by"
+    ' "spawn" or "forkserver", or use CUDA only after the fork'
+)
+_NOT_AFTER_FORK = "cudaErrorInitializationError"  # what CUDA says in a child if somebody used it in the parent
+
 _cuda_driver = None
 _cuda_missing = None
 
 
 def _load_cuda(again=False):
-    """The one driver table of this process's CUDA; SourceError where there is none.
+    """The one driver table of this process's CUDA; SourceError where there is none, ForkedProcessError in a child.
 
     A failure is remembered, unless the caller wants CUDA and nothing else: then it is tried `again`.
     """
@@ -33,9 +40,13 @@ def _load_cuda(again=False):
 
             _cuda_driver = CudaDriver()
         except (ImportError, RuntimeError) as reason:
+            if forks() and _NOT_AFTER_FORK in str(reason):
+                raise ForkedProcessError(f"{_FORKED} ({reason})") from None
             _cuda_missing = str(reason)
     if _cuda_driver is None:
         raise SourceError(f"CUDA cannot be used here: {_cuda_missing}", "cudaErrorNoDevice")
+    if _cuda_driver.forked:
+        raise ForkedProcessError(_FORKED)
     return _cuda_driver
 
 
@@ -51,6 +62,8 @@ def Cuda(device=None):
     ------
     SourceError
         Where CUDA cannot be used; the message says why.
+    ForkedProcessError
+        In a child of a process that used CUDA.
     ValueError
         For a device that is not there; the message says how many there are.
     """
@@ -99,10 +112,10 @@ def checked_ordinal(device):
 
 
 def current_device():
-    """Ordinal of the calling thread's current device; 0 without CUDA."""
+    """Ordinal of the calling thread's current device; 0 without CUDA, and in a child that cannot use it."""
     try:
         return _load_cuda().devices()[0]
-    except SourceError:
+    except (SourceError, ForkedProcessError):
         return 0
 
 

@@ -57,7 +57,14 @@ cdef class Buffer:
     def __repr__(self):
         if self.closed:
             return "<vpool.Buffer, closed>"
+        if self.pool.forked:
+            return "<vpool.Buffer of the parent of this process>"
         return f"<vpool.Buffer of {self.requested} bytes at {self.address:#x}>"
+
+    cdef int must_be_mine(self) except -1:
+        if self.pool is not None:
+            self.pool.must_be_mine()
+        return 0
 
     cdef bint put(self) noexcept:
         """Give the block back, which nobody else will then do; False where it was freed by hand before."""
@@ -128,21 +135,25 @@ cdef class Buffer:
     @property
     def ptr(self):
         """Address of the block; 0 for zero bytes and after `close`."""
+        self.must_be_mine()
         return PyLong_FromUnsignedLongLong(self.address if self.block_id else 0)
 
     @property
     def nbytes(self):
         """Bytes of the block, after rounding."""
+        self.must_be_mine()
         return self.arena.blocks[self.block_id].nbytes if still_mine(self) else 0
 
     @property
     def requested(self):
         """Bytes that were asked for."""
+        self.must_be_mine()
         return self.arena.blocks[self.block_id].stamp if still_mine(self) else 0
 
     @property
     def stream(self):
         """Handle of the stream that the block was allocated for; 0 is the legacy default stream."""
+        self.must_be_mine()
         return atomic_read(self.pool.core.state.table[self.arena.slot].stream) if self.arena != NULL else 0
 
     @property

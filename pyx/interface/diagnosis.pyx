@@ -10,7 +10,7 @@ from vpool._management.walk cimport walk_find
 from vpool._storage.driver cimport STATUS_OUT_OF_MEMORY
 
 from vpool._management.ladder import RUNG_NAMES
-from vpool.errors import DoubleFreeError, ForeignPointerError, OutOfMemoryError, SourceError
+from vpool.errors import DoubleFreeError, ForeignPointerError, ForkedProcessError, OutOfMemoryError, SourceError
 from vpool.report import Report
 from vpool.sizes import format_bytes
 
@@ -19,6 +19,14 @@ cdef source_error(Core core, int status, str what):
     """The exception for a driver call that failed."""
     name = core.source.driver.error_name(status)
     return SourceError(f"{what}: {name}", name)
+
+
+cdef forked(str name):
+    """The exception for a call to a pool of a parent of this process."""
+    return ForkedProcessError(
+        f'pool {name!r} belongs to the parent of this process and does not survive a fork: start processes by "spawn"'
+        ' or "forkserver", or make a pool after the fork'
+    )
 
 
 cdef failure(Areas areas, str name, Request* request):

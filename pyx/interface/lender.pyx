@@ -9,7 +9,7 @@ from libc.stdint cimport uint64_t
 from vpool._base.bias cimport Seat, bias_leave, bias_try_enter
 from vpool._base.lock cimport atomic_read
 from vpool._base.types cimport GRANULE, BlockId, likely
-from vpool._interface.diagnosis cimport source_error, stray
+from vpool._interface.diagnosis cimport forked, source_error, stray
 from vpool._management.arena cimport Arena
 from vpool._management.adapt cimport adapt_look
 from vpool._management.areas cimport is_common, request_init
@@ -17,28 +17,29 @@ from vpool._management.hit cimport hit_any
 from vpool._management.state cimport STATE_ADAPTIVE, STATE_CLOSED, STATE_FORKED, STATE_STOPS, Request
 from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK
 
-from vpool.errors import ClosedPoolError, ForkedProcessError, SourceError
+from vpool._storage.fork import PerProcess
+from vpool.errors import ClosedPoolError, SourceError
 
 cdef enum:
     NO_SLOT = 0xFFFF
 
 logger = logging.getLogger("vpool")
-_lenders = weakref.WeakSet()
+_lenders = PerProcess(weakref.WeakSet)
 # Re-entrant: a collection inside may run a finaliser that makes a pool.
-_registering = threading.RLock()
+_registering = PerProcess(threading.RLock)
 
 
 def pools():
     """Every pool that is open in this process, in no order."""
-    with _registering:
-        known = list(_lenders)
+    with _registering.here:
+        known = list(_lenders.here)
     return [pool for pool in known if not pool.closed]
 
 
 cdef int register(Lender lender) except -1:
     """Make a pool one of `pools`."""
-    with _registering:
-        _lenders.add(lender)
+    with _registering.here:
+        _lenders.here.add(lender)
     return 0
 
 
@@ -63,8 +64,14 @@ cdef class Lender:
         """Whether `close` was called."""
         return self.core.state.word & STATE_CLOSED != 0
 
+    @property
+    def forked(self):
+        """Whether the pool belongs to a parent of this process: no call but a free or `close` works then."""
+        return self.core.state.word & STATE_FORKED != 0
+
     cdef Arena* arena_for(self, stream) except NULL:
         """The arena of a stream's slot."""
+        self.must_be_mine()
         return self.core.state.arenas[self.streams.slot_of(stream)]
 
     cdef BlockId lend(self, Arena** arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0:
@@ -96,10 +103,7 @@ cdef class Lender:
     cdef int must_be_mine(self) except -1:
         """ForkedProcessError in a child of the pool's process."""
         if self.core.state.word & STATE_FORKED:
-            raise ForkedProcessError(
-                f"pool {self.name!r} belongs to the parent of this process and does not survive a fork: start processes"
-                ' by "spawn" or "forkserver", or make a pool after the fork'
-            )
+            raise forked(self.name)
         return 0
 
     cdef int must_be_open(self) except -1:

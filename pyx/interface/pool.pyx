@@ -18,7 +18,7 @@ from vpool._interface.streams cimport StreamTable, defaults_in_use
 from vpool._management.arena cimport Arena
 from vpool._management.areas cimport Areas, in_fixed
 from vpool._management.hit cimport put_any
-from vpool._management.state cimport STATE_CLOSED, STATE_HOLDS
+from vpool._management.state cimport STATE_CLOSED, STATE_FORKED, STATE_HOLDS
 from vpool._management.walk cimport Broken
 from vpool._storage.driver cimport STATUS_OK
 
@@ -160,7 +160,8 @@ cdef class Pool(Lender):
         raise TypeError("a pool cannot be copied or pickled: it owns memory of this process")
 
     def __repr__(self):
-        return f"<vpool.Pool {self.name!r} on {self.core.source.name!r}{', closed' if self.closed else ''}>"
+        state = ", of the parent of this process" if self.forked else ", closed" if self.closed else ""
+        return f"<vpool.Pool {self.name!r} on {self.core.source.name!r}{state}>"
 
     def __enter__(self):
         return self
@@ -307,8 +308,10 @@ cdef class Pool(Lender):
         Runtime complexity: O(streams).  No driver call here, nor when the block is freed.
         """
         cdef uint64_t address = (<Buffer> ptr).address if isinstance(ptr, Buffer) else address_of(ptr)
-        cdef int slot = self.streams.slot_of(stream)
+        cdef int slot
         cdef int found
+        self.must_be_mine()
+        slot = self.streams.slot_of(stream)
         if address == 0:
             return
         with nogil:
@@ -324,6 +327,7 @@ cdef class Pool(Lender):
         Its free memory serves the other streams without a wait for the device, and a stream that gets
         its handle inherits nothing.  Its live blocks stay.
         """
+        self.must_be_mine()
         self.streams.forget(stream)
 
     def release_capture(self, id):
@@ -380,11 +384,13 @@ cdef class Pool(Lender):
         priority : int
             Higher ones are called first.
         """
+        self.must_be_mine()
         self.pressure.add(fn, priority)
 
     @property
     def ladder(self):
         """What misses tried, as a dict of ``(tries, successes)`` by rung, in the order of the ladder."""
+        self.must_be_mine()
         return read_ladder(self.areas)
 
     @property
@@ -394,11 +400,13 @@ cdef class Pool(Lender):
         ``crossings`` blocks went from one stream to another, for which streams were made to wait
         ``waits`` times, of these ``overwaits`` for more than needed, and the device ``drains`` times.
         """
+        self.must_be_mine()
         return read_crossings(self.areas)
 
     @property
     def stats(self):
         """The counters of this moment, a `PoolStats`, read in O(1) without any lock."""
+        self.must_be_mine()
         return read_stats(self.areas)
 
     def inspect(self):
@@ -412,11 +420,13 @@ cdef class Pool(Lender):
         -----
         Runtime complexity: O(blocks); about 10 ns a block of it under the pool's locks.
         """
+        self.must_be_mine()
         return Report(*copy_records(self.areas, self.name))
 
     @property
     def core_share(self):
         """Share of all requests that the strategy's fixed core served; None without a core."""
+        self.must_be_mine()
         return read_core_share(self.areas)
 
     def apply(self, policy):
@@ -554,6 +564,7 @@ cdef class Pool(Lender):
         """
         cdef uint64_t least = parse_size(keep, "keep")
         cdef uint64_t released = 0
+        self.must_be_mine()
         error = self.release_idle(least, &released)
         if error is not None:
             raise error
@@ -561,6 +572,7 @@ cdef class Pool(Lender):
 
     def reset_peaks(self):
         """Make what is live and reserved now the highest values so far.  Nothing else changes."""
+        self.must_be_mine()
         with nogil:
             self.areas.reset_peaks()
 
@@ -577,6 +589,7 @@ cdef class Pool(Lender):
         Runtime complexity: O(blocks), under the pool's locks.
         """
         cdef Broken broken
+        self.must_be_mine()
         with nogil:
             self.areas.check(&broken)
         if broken.what != NULL:
@@ -596,6 +609,8 @@ cdef class Pool(Lender):
             self.maintainer.stop()
         atomic_write(self.core.state.word, self.core.state.word | STATE_CLOSED)
         cdef uint64_t released = 0
+        if self.core.state.word & STATE_FORKED:
+            return
         error = self.release_idle(0, &released)
         if error is not None:
             raise error

@@ -4,7 +4,7 @@ import logging
 import threading
 
 from vpool._base.lock cimport atomic_add, atomic_read
-from vpool._interface.diagnosis cimport failure
+from vpool._interface.diagnosis cimport failure, forked
 from vpool._management.areas cimport Areas
 from vpool._management.core cimport core_deallocate, request_broken
 from vpool._management.state cimport (
@@ -13,6 +13,7 @@ from vpool._management.state cimport (
     RUNG_SEARCH,
     RUNG_TRIM,
     RUNG_WAIT,
+    STATE_FORKED,
     Request,
 )
 from vpool._storage.driver cimport STATUS_OK
@@ -44,7 +45,7 @@ cdef class Pressure:
             self.areas.climb(request, RUNG_SEARCH, RUNG_TRIM)
         futile = request.tried == 0
         if request.block_id == 0 and not futile and not request_broken(request):
-            cause = self.ask_python(request)
+            cause = self.ask_python(request, name)
         if request.block_id == 0 and not futile and self.areas.core.may_wait and not request_broken(request):
             with nogil:
                 self.areas.climb(request, RUNG_WAIT, RUNG_WAIT)
@@ -77,7 +78,7 @@ cdef class Pressure:
                 format_bytes(request.grown),
             )
 
-    cdef ask_python(self, Request* request):
+    cdef ask_python(self, Request* request, str name):
         """Pressure callbacks, then a garbage collection; a callback's exception, if one raised.
 
         A request that fails inside a callback asks no callback again, so this is bounded.
@@ -92,16 +93,18 @@ cdef class Pressure:
                     callback(request.requested)
                 except Exception as error:
                     raised = error
-                if self.retry(request, RUNG_CALL):
+                if self.retry(request, RUNG_CALL, name):
                     return None
             gc.collect()
-            self.retry(request, RUNG_COLLECT)
+            self.retry(request, RUNG_COLLECT, name)
         finally:
             self.pressed.now = False
         return raised
 
-    cdef bint retry(self, Request* request, int rung):
+    cdef bint retry(self, Request* request, int rung, str name) except -1:
         """Count a rung that Python has tried, and climb the ones before it again."""
+        if self.areas.state.word & STATE_FORKED:  # by what was called
+            raise forked(name)
         with nogil:
             atomic_add(self.areas.state.rung_tries[rung], 1)
             request.tried |= <unsigned int> 1 << rung

@@ -5,7 +5,7 @@ import weakref
 cimport cython
 from libc.stdint cimport uint64_t
 
-from vpool._base.lock cimport atomic_read
+from vpool._base.lock cimport atomic_add, atomic_read
 from vpool._interface.captures cimport CaptureTable
 from vpool._management.areas cimport Areas
 from vpool._management.order cimport thread_number
@@ -20,7 +20,6 @@ cdef enum:
     ENOUGH_SLOTS = 64             # from here on the slots of streams that are gone are looked for first
 
 _defaults = threading.local()
-_counting = threading.Lock()
 # The references to stream objects of each pool.  The collector tells of an object's death only those references
 # that are not garbage themselves, as the pool's own would be in a cycle that has both.
 _references = {}
@@ -49,18 +48,14 @@ class stream:
         self.stream = stream
 
     def __enter__(self):
-        global defaults_in_use
         stack = _defaults.__dict__.setdefault("stack", [])
         stack.append(self.stream)
-        with _counting:
-            defaults_in_use += 1
+        atomic_add(defaults_in_use, 1)
         return self
 
     def __exit__(self, *exc_info):
-        global defaults_in_use
         _defaults.stack.pop()
-        with _counting:
-            defaults_in_use -= 1
+        atomic_add(defaults_in_use, -1)
 
 
 cdef class Held:

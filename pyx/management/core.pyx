@@ -48,6 +48,7 @@ from vpool._management.order cimport (
     order_reachable,
 )
 from vpool._management.state cimport (
+    STATE_FORKED,
     CoreState,
     Request,
     Segment,
@@ -55,6 +56,7 @@ from vpool._management.state cimport (
     slot_count,
 )
 from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK, STATUS_OUT_OF_MEMORY
+from vpool._storage.fork cimport fork_forget, fork_watch
 from vpool._storage.source cimport Source
 
 cdef enum:
@@ -100,6 +102,7 @@ cdef class Core:
         if self.state.segments == NULL or self.state.table == NULL or self.state.peaks == NULL or (
                 not self._open_default()):
             raise MemoryError("no address space for the pool's own records")
+        fork_watch(&self.watched, &self.state.word, STATE_FORKED)
 
     cdef bint _open_default(self) noexcept nogil:
         cdef uint64_t* waited
@@ -109,6 +112,9 @@ cdef class Core:
     def __dealloc__(self):
         cdef CoreState* state = &self.state
         cdef uint32_t i
+        fork_forget(&self.watched)
+        if state.word & STATE_FORKED:
+            return                                # all of it is the parent's, and goes with the child
         if state.table != NULL:
             order_forget(state, self.source)
             for i in range(slot_count(state)):

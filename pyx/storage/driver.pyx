@@ -4,7 +4,9 @@ from libc.stdint cimport uint32_t, uint64_t
 from vpool._base.clock cimport now_ns
 from vpool._base.lock cimport atomic_add, atomic_read
 
-from vpool.errors import SourceError
+from vpool._storage.fork cimport fork_count
+
+from vpool.errors import ForkedProcessError, SourceError
 
 CALL_NAMES = (
     "malloc", "free", "memory_info", "device_count", "get_device", "set_device", "fill", "read", "write",
@@ -35,6 +37,23 @@ cdef class Driver:
 
     Thread safety: calls may be made from any thread, without the GIL, and under no lock.
     """
+
+    def __cinit__(self):
+        self.forks = fork_count()
+
+    @property
+    def forked(self):
+        """Whether it was made in a parent of this process."""
+        return self.forks != fork_count()
+
+    cdef int must_be_mine(self) except -1:
+        """ForkedProcessError in a child of the process that it was made in."""
+        if self.forked:
+            raise ForkedProcessError(
+                'what a source uses of its driver does not survive a fork: start processes by "spawn" or "forkserver",'
+                " or make a source after the fork"
+            )
+        return 0
 
     cdef int malloc(self, uint64_t* address, uint64_t nbytes) noexcept nogil:
         cdef uint64_t started = now_ns()
@@ -215,10 +234,13 @@ cdef class Driver:
         ------
         SourceError
             Where the driver does not answer.
+        ForkedProcessError
+            In a child of the process that made the driver table.
         """
         cdef int current = 0
         cdef int count = 0
         cdef int status
+        self.must_be_mine()
         with nogil:
             status = self.device_count(&count)
             if status == STATUS_OK:
@@ -231,6 +253,7 @@ cdef class Driver:
         """Make a stream on the current device; its handle."""
         cdef uint64_t handle = 0
         cdef int status
+        self.must_be_mine()
         with nogil:
             status = self.stream_create(&handle)
         if status != STATUS_OK:
@@ -241,6 +264,7 @@ cdef class Driver:
         """Destroy a stream.  Its queued work goes on, as CUDA has it."""
         cdef uint64_t handle = stream
         cdef int status
+        self.must_be_mine()
         with nogil:
             status = self.stream_destroy(handle)
         if status != STATUS_OK:

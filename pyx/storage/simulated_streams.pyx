@@ -39,6 +39,7 @@ from vpool._storage.simulated_captures cimport (
     graph_tell,
     graphs_delete,
 )
+from vpool._storage.fork cimport fork_count
 
 cdef enum:
     FIRST_HANDLE = 0x1000
@@ -396,9 +397,11 @@ cdef class StreamedDriver(Driver):
 
     def __dealloc__(self):
         cdef int i
-        if self.streams != NULL:
-            graphs_delete(&self.streams.captures)
-        if self.streams != NULL and self.streams.streams != NULL:
+        # In a child it may be half changed, and goes with the child.
+        if self.streams == NULL or self.forks != fork_count():
+            return
+        graphs_delete(&self.streams.captures)
+        if self.streams.streams != NULL:
             for i in range(self.streams.count):
                 free(self.streams.streams[i].clock)
             free(self.streams.streams)

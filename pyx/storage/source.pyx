@@ -49,10 +49,13 @@ cdef class Source:
         ------
         SourceError
             Where the source does not answer.
+        ForkedProcessError
+            In a child of the process that made the source.
         """
         cdef uint64_t available = 0
         cdef uint64_t total = 0
         cdef int status
+        self.driver.must_be_mine()
         with nogil:
             status = self.memory_info(&available, &total)
         if status != STATUS_OK:

@@ -13,5 +13,6 @@ cdef class Buffer:
     cdef BlockId block_id         # 0: of zero bytes, or given back
     cdef uint16_t generation
 
+    cdef int must_be_mine(self) except -1
     cdef bint put(self) noexcept
     cdef bint put_on(self, int slot) noexcept

@@ -8,6 +8,7 @@ from vpool._management.hit cimport hit_put
 from vpool._management.index cimport live_remove
 from vpool._management.state cimport CoreState, Request, Segment
 from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
+from vpool._storage.fork cimport Watched
 from vpool._storage.source cimport Source
 
 cdef enum:
@@ -16,6 +17,7 @@ cdef enum:
 
 cdef class Core:
     cdef CoreState state
+    cdef Watched watched          # its state word
     cdef readonly Source source
     cdef bint may_wait            # for work on the device, before a request fails
     cdef Core partner             # the pool's other area, if this is its fixed core

@@ -96,12 +96,14 @@ cdef struct Fault:
 cdef class Driver:
     cdef DriverTable table
     cdef void* context
+    cdef uint32_t forks           # that led to the process it was made in
     cdef CallStats stats[<int> CALL_KINDS]
     cdef Fault faults[<int> CALL_KINDS]
     # Captures that go on; NULL: the driver does not know, and has to be asked stream by stream.
     cdef const int* captures
 
     cdef bint may_capture(self) noexcept nogil
+    cdef int must_be_mine(self) except -1
     cdef int malloc(self, uint64_t* address, uint64_t nbytes) noexcept nogil
     cdef int free(self, uint64_t address, uint64_t nbytes) noexcept nogil
     cdef int memory_info(self, uint64_t* free, uint64_t* total) noexcept nogil

@@ -1,0 +1,440 @@
+"""Forks: a child can use nothing of its parent's pools, and hurts neither them nor itself."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+import vpool
+from tests.helpers.processes import run_forking
+
+
+@pytest.fixture(params=[20, pytest.param(200, marks=pytest.mark.repeat)])
+def times(request):
+    """How often each test forks."""
+    return request.param
+
+
+FIRST_USE = """
+pool = make()
+buffer = pool.empty(1 << 20)
+other = pool.empty(300, stream=5)
+ptr = pool.allocate(1000)
+figures = pool.stats
+
+def child():
+    calls = {
+        'allocate': lambda: pool.allocate(100), 'on a stream': lambda: pool.allocate(100, stream=5),
+        'empty': lambda: pool.empty(100), 'empty on a stream': lambda: pool.empty(100, stream=object()),
+        'record': lambda: pool.record_stream(ptr, 5), 'record a buffer': lambda: buffer.record_stream(5),
+        'forget': lambda: pool.forget_stream(5), 'on_pressure': lambda: pool.on_pressure(print),
+        'ladder': lambda: pool.ladder, 'crossings': lambda: pool.crossings, 'stats': lambda: pool.stats,
+        'core_share': lambda: pool.core_share, 'inspect': pool.inspect, 'apply': lambda: pool.apply(vpool.Dynamic()),
+        'set_limit': lambda: pool.set_limit('32MiB'), 'maintain': pool.maintain, 'coalesce': pool.coalesce,
+        'trim': pool.trim, 'reset_peaks': pool.reset_peaks, 'check': pool.check, 'int': lambda: int(buffer),
+        'ptr': lambda: buffer.ptr, 'nbytes': lambda: buffer.nbytes, 'requested': lambda: buffer.requested,
+        'stream': lambda: buffer.stream, 'set_default_pool': lambda: vpool.set_default_pool(pool),
+        'memory': pool.source.memory, 'a source': lambda: make_on(pool.source),
+    }
+    for call in calls.values():
+        refused(call)
+    assert pool.forked and 'parent' in repr(pool) and 'parent' in repr(buffer)
+    # Frees of all kinds say nothing, and so does the end of what the child has.
+    global other
+    pool.deallocate(ptr)
+    pool.deallocate(ptr, stream=5)
+    pool.deallocate(ptr)
+    pool.deallocate(buffer)
+    assert buffer.closed
+    buffer.close()
+    del other
+    with pool:
+        pass
+    pool.close()
+    assert vpool.pools() == []
+    works(make())
+    works(vpool.Pool(source='simulated'))
+    works(vpool.Pool(vpool.Hybrid(core='1MiB', block='4KiB'), source='host'))
+
+def make_on(source):
+    return vpool.Pool(source=source)
+
+for _ in range(TIMES):
+    ended(fork(child))
+    assert pool.stats == figures and not buffer.closed and not pool.forked
+buffer.close(), other.close(), pool.deallocate(ptr)
+works(pool)
+"""
+
+
+def test_fork_after_first_use(times):
+    run_forking(FIRST_USE, times)
+
+
+def test_every_public_name_is_tried_in_a_child():
+    """A method that is added has to say what it does there."""
+    silent = {"close", "deallocate"}
+    of_any_process = {"closed", "device", "forked", "name", "source", "strategy", "from_policy"}
+    names = {name for name in dir(vpool.Pool) if not name.startswith("_")} - silent - of_any_process
+    tried = {name for name in names if re.search(rf"\bpool\.{name}\b", FIRST_USE)}
+    assert names - tried == set()
+
+
+THREADS = """
+pool = make(maintain_every=0.001)
+ended_all = False
+held = threading.Event()
+
+def hold():
+    # What a child could wait for forever: locks of the module, held by a thread that it does not have.
+    from vpool._interface import lender
+    with lender._registering.here, vpool.defaults._making.here:
+        held.set()
+        while not ended_all:
+            time.sleep(0.001)
+
+def work(stream):
+    while not ended_all:
+        mine = [pool.empty(256 * (1 + n % 40), stream=stream) for n in range(50)]
+        pool.inspect()
+        mine[0].close(stream=stream + 1)
+        pool.deallocate(pool.allocate(100_000, stream=stream + 1), stream)
+        pool.trim()
+
+buffer = pool.empty(100)
+ptr = pool.allocate(100)
+
+def child():
+    refused(pool.allocate, 100)
+    refused(pool.inspect)
+    refused(pool.trim)
+    pool.deallocate(ptr)
+    buffer.close()
+    works(make(maintain_every=0.001))
+    assert vpool.default_pool().name == 'default-0'
+    vpool.deallocate(vpool.allocate(100))
+
+sys.setswitchinterval(1e-5)
+threads = [threading.Thread(target=work, args=(n,)) for n in (1, 3)] + [threading.Thread(target=hold)]
+for thread in threads:
+    thread.start()
+held.wait()
+for _ in range(TIMES):
+    ended(fork(child))
+ended_all = True
+for thread in threads:
+    thread.join()
+buffer.close(), pool.deallocate(ptr)
+pool.check()
+assert pool.stats.allocated_bytes == 0
+works(make())
+"""
+
+
+def test_a_fork_while_threads_are_inside(times):
+    run_forking(THREADS, times)
+
+
+FROM_C = """
+import ctypes
+# With the GIL held, as a library would; Python does not notice.
+c_fork = ctypes.PyDLL(None).fork
+from vpool._interface import lender
+from vpool._storage.fork import forks
+pool = make()
+buffer = pool.empty(100)
+release, held = threading.Event(), threading.Event()
+
+def hold():
+    with lender._registering.here:
+        held.set()
+        release.wait()
+
+def child():
+    assert forks() == 1
+    refused(pool.allocate, 100)
+    buffer.close()
+    works(make())
+    os._exit(0)
+
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+for _ in range(TIMES):
+    ended(fork(child, fork=c_fork))
+release.set()
+thread.join()
+assert forks() == 0
+buffer.close()
+works(pool)
+"""
+
+
+def test_a_fork_that_python_does_not_see(times):
+    run_forking(FROM_C, times)
+
+
+GRANDCHILDREN = """
+pool = make()
+buffer = pool.empty(100)
+
+def child():
+    mine = make()
+    kept = mine.empty(100)
+
+    def grandchild():
+        refused(pool.allocate, 1)
+        refused(mine.allocate, 1)
+        works(make())
+
+    ended(fork(grandchild))
+    refused(pool.allocate, 1)
+    kept.close()
+    mine.deallocate(mine.allocate(5))
+    mine.check()
+
+for _ in range(TIMES):
+    ended(*[fork(child) for _ in range(2)])
+works_still = pool.allocate(1)
+"""
+
+
+def test_children_of_children(times):
+    run_forking(GRANDCHILDREN, times // 2)
+
+
+IN_A_CALLBACK = """
+for how in ('callback', 'finaliser'):
+    for _ in range(TIMES // 2):
+        parent = os.getpid()
+        pool = vpool.Pool(vpool.Dynamic(initial='1MiB', limit='1MiB'), source='host')
+        kept = [pool.empty(1 << 20)]
+
+        def fork_here(nbytes=None):
+            number = os.fork()
+            if number:
+                ended(number)
+                kept.clear()
+
+        class Finalised:
+            def __init__(self):
+                self.me = self
+
+            def __del__(self):
+                fork_here()
+
+        if how == 'callback':
+            pool.on_pressure(fork_here)
+        else:
+            gc.collect()
+            Finalised()
+        try:
+            pool.allocate(1 << 20)
+        except vpool.ForkedProcessError:
+            assert os.getpid() != parent
+            sys.exit()
+        assert os.getpid() == parent
+"""
+
+
+def test_a_fork_inside_a_call_of_the_pool(times):
+    run_forking(IN_A_CALLBACK, times)
+
+
+PROGRAMS = """
+import subprocess
+pool = make()
+buffer = pool.empty(100)
+for number in range(TIMES):
+    subprocess.run(['true'], check=True)
+    os.waitpid(os.posix_spawn('/bin/true', ['true'], {}), 0)
+    if number % 4 == 0:
+        subprocess.run(['true'], check=True, preexec_fn=lambda: refused(pool.allocate, 1))
+    assert not pool.forked
+    pool.deallocate(pool.allocate(100))
+buffer.close()
+works(make())
+"""
+
+
+def test_starting_other_programs(times):
+    run_forking(PROGRAMS, times)
+
+
+FAKE_CUDA = """
+import types
+from vpool._storage.fake_cuda import FakeCudaDriver
+
+class Counting(FakeCudaDriver):
+    made = 0
+    def __init__(self, *args):
+        Counting.made += 1
+    def __new__(cls):
+        return super().__new__(cls, 1 << 30)
+
+sys.modules['vpool._storage.cuda_driver'] = types.SimpleNamespace(CudaDriver=Counting)
+"""
+
+IMPORTED_ONLY = (
+    FAKE_CUDA
+    + """
+assert not any(name.startswith('cuda') for name in sys.modules)
+
+def child():
+    works(vpool.Pool(vpool.Dynamic(initial='1MiB'), source='cuda'))
+    vpool.deallocate(vpool.allocate(100))
+    assert vpool.default_pool().source.name == 'cuda' and Counting.made == 1
+
+for _ in range(TIMES):
+    ended(fork(child))
+assert Counting.made == 0
+"""
+)
+
+
+def test_a_parent_that_only_imported_vpool_forks_freely(times):
+    run_forking(IMPORTED_ONLY, times)
+
+
+CUDA_USED = (
+    FAKE_CUDA
+    + """
+pool = vpool.Pool(vpool.Dynamic(initial='1MiB'), source='cuda')
+buffer = pool.empty(5 << 20)
+ptr = pool.allocate(100, stream=3)
+pool.deallocate(pool.allocate(100, stream=4), stream=3)
+driver = pool.source.driver
+
+def child():
+    global pool, buffer
+    before = driver.calls()
+    for call in (vpool.Pool, vpool.sources.Cuda, vpool.default_pool, lambda: vpool.Pool(source='cuda'),
+                 lambda: vpool.Pool(source=pool.source), driver.devices,
+                 lambda: vpool.allocate(1), lambda: vpool.empty(1), vpool.inspect):
+        refused(call)
+    vpool.deallocate(ptr)
+    pool.deallocate(ptr)
+    pool.close()
+    del pool, buffer
+    gc.collect()
+    assert driver.calls() == before and Counting.made == 1
+    host = make()
+    vpool.set_default_pool(host)
+    vpool.deallocate(vpool.allocate(1000))
+    works(host)
+
+for _ in range(TIMES):
+    ended(fork(child))
+pool.deallocate(ptr)
+works(vpool.Pool(source='cuda'))
+"""
+)
+
+
+def test_a_child_of_a_process_that_used_cuda(times):
+    run_forking(CUDA_USED, times)
+
+
+CUDA_USED_BY_ANOTHER = """
+import types
+
+class Poisoned:
+    def __init__(self):
+        raise RuntimeError('no CUDA device: cudaErrorInitializationError')
+
+sys.modules['vpool._storage.cuda_driver'] = types.SimpleNamespace(CudaDriver=Poisoned)
+
+def child():
+    for _ in range(2):
+        # Not memory of the host instead, unasked.
+        refused(vpool.Pool)
+        refused(vpool.sources.Cuda)
+    works(make())
+
+for _ in range(TIMES):
+    ended(fork(child))
+assert vpool.Pool().source.name == 'host'
+"""
+
+
+def test_a_child_of_a_process_where_another_library_used_cuda(times):
+    run_forking(CUDA_USED_BY_ANOTHER, times)
+
+
+DEFAULT_POOL = """
+sys.modules['vpool._storage.cuda_driver'] = None
+ptr = vpool.allocate(1000)
+buffer = vpool.empty(1000)
+
+def child():
+    for call in (lambda: vpool.allocate(1), lambda: vpool.empty(1), vpool.inspect, lambda: vpool.inspect('all')):
+        refused(call)
+    vpool.deallocate(ptr)
+    buffer.close()
+    mine = make()
+    vpool.set_default_pool(mine)
+    vpool.deallocate(vpool.allocate(100))
+    vpool.deallocate(ptr)
+    vpool.set_default_pool(make())
+    mine.close()
+    assert vpool.inspect().live_blocks == 0
+    try:
+        vpool.deallocate(12345)
+    except vpool.ForeignPointerError:
+        pass
+
+for _ in range(TIMES):
+    ended(fork(child))
+vpool.deallocate(ptr)
+buffer.close()
+assert vpool.inspect().live_blocks == 0
+"""
+
+
+def test_the_default_pool(times):
+    run_forking(DEFAULT_POOL, times)
+
+
+MULTIPROCESSING = """
+import multiprocessing, os, sys
+import vpool
+
+pool = None
+
+def work(number):
+    if pool is not None:
+        try:
+            pool.allocate(100)
+            return "the pool of the parent works"
+        except vpool.ForkedProcessError:
+            pool.deallocate(ptr)
+    with vpool.Pool(vpool.Dynamic(initial="64KiB"), source="host") as mine:
+        buffer = mine.empty(1000 + number)
+        return mine.stats.requested_bytes
+
+if __name__ == "__main__":
+    pool = vpool.Pool(vpool.Dynamic(initial="64KiB"), source="host")
+    ptr = pool.allocate(100)
+    method, times = sys.argv[1], int(sys.argv[2])
+    context = multiprocessing.get_context(method)
+    if method == "forkserver":
+        context.set_forkserver_preload(["vpool"])
+    with context.Pool(2, maxtasksperchild=1) as workers:
+        done = workers.map(work, range(times), chunksize=1)
+        workers.close()
+        workers.join()
+    assert done == [1000 + n for n in range(times)], done
+    pool.deallocate(ptr)
+    assert pool.stats.allocated_bytes == 0
+    print("done")
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_multiprocessing(method, times, tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(MULTIPROCESSING)
+    command = [sys.executable, "-W", "error", script, method, str(times)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10 * times, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
