@@ -22,7 +22,7 @@ LAYERS = {
     "base": ("vpool._base", "vpool.errors", "vpool.sizes", "vpool.tables", "vpool.version"),
     # Plain figures and rules in Python, which know neither pools nor sources.
     "records": ("vpool.report", "vpool.stats", "vpool.strategies", "vpool.streams", "vpool.trace"),
-    "storage": ("vpool._storage", "vpool.sources", "vpool.policy"),
+    "storage": ("vpool._storage", "vpool.sources", "vpool.ipc", "vpool.policy"),
     "management": ("vpool._management",),
     "interface": ("vpool._interface", "vpool.maintenance"),
     "tools": (

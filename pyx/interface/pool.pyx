@@ -13,6 +13,7 @@ from vpool._interface.buffer cimport Buffer
 from vpool._interface.diagnosis cimport not_taken, source_error
 from vpool._interface.lender cimport Lender, register
 from vpool._interface.pressure cimport Pressure
+from vpool._interface.sharing cimport handle_of
 from vpool._interface.snapshot cimport copy_records, read_core_share, read_crossings, read_ladder, read_stats
 from vpool._interface.streams cimport StreamTable, defaults_in_use
 from vpool._management.arena cimport Arena
@@ -320,6 +321,22 @@ cdef class Pool(Lender):
             raise MemoryError("no record left for another stream's use of a block")
         if not found:
             raise self.stray_error(address)
+
+    def ipc_handle(self, ptr):
+        """What another process on the same device opens a live block by: an `vpool.ipc.IpcHandle`.
+
+        The block's segment then stays with the pool until `close`, also through `trim`: another process
+        may still use it.  The pool must not be closed, nor the block freed, before it has closed it.
+
+        Raises
+        ------
+        InvalidPointerError
+            Where the block is not live.
+        SourceError
+            Where the source's memory cannot be opened elsewhere; that of ``"cuda"`` can.
+        """
+        self.must_be_open()
+        return handle_of(self, (<Buffer> ptr).address if isinstance(ptr, Buffer) else address_of(ptr))
 
     def forget_stream(self, stream):
         """Let go of a stream, best right before it is destroyed.

@@ -48,6 +48,7 @@ from vpool._management.order cimport (
     order_reachable,
 )
 from vpool._management.state cimport (
+    STATE_CLOSED,
     STATE_FORKED,
     CoreState,
     Request,
@@ -291,6 +292,7 @@ cdef class Core:
         segment.nbytes = round_down(segment.span.address + nbytes, GRANULE) - segment.address
         segment.arena = arena
         segment.edge = 0
+        segment.exported = False
         if segment.address != segment.span.address and state.base_slack == 0:
             atomic_write(state.base_slack, GRANULE)            # read and written in turns only
             self.give_back(&segment)
@@ -424,7 +426,8 @@ cdef class Core:
         while cursor[0] and not found:
             cursor[0] -= 1
             idle[0] = state.segments[cursor[0]]
-            if state.reserved < keep + idle.handle.nbytes or idle.arena.captured:
+            if state.reserved < keep + idle.handle.nbytes or idle.arena.captured or (
+                    idle.exported and not atomic_read(state.word) & STATE_CLOSED):
                 continue
             if idle.edge == 0:                    # refused before
                 found = True
@@ -443,6 +446,17 @@ cdef class Core:
                 lone_count(state.reserved, -<int64_t> idle.handle.nbytes)
         spin_unlock(&state.lock)
         return found
+
+    cdef bint share(self, uint64_t address, Segment* segment) noexcept nogil:
+        """A copy of the segment of an address, which stays with the pool from now on until that is closed."""
+        cdef Segment* found
+        spin_lock(&self.state.lock)
+        found = self.segment_of(address)
+        if found != NULL:
+            segment[0] = found[0]
+            found.exported = not self.state.keeps     # a fixed core stays anyway
+        spin_unlock(&self.state.lock)
+        return found != NULL
 
     cdef int release_idle(self, uint64_t keep, uint64_t* released) noexcept nogil:
         """Give wholly free segments back as far as `keep` bytes stay reserved.

@@ -10,6 +10,9 @@ from libc.stdint cimport uint32_t, uint64_t
 
 from vpool._storage.driver cimport STATUS_NEEDS_NEWER_DRIVER, STATUS_NOT_READY, STATUS_OK, Driver, gone_t
 
+ctypedef struct IpcBytes:         # as cudaIpcMemHandle_t
+    char reserved[64]
+
 ctypedef int (*malloc_t)(void** address, size_t nbytes) noexcept nogil
 ctypedef int (*free_t)(void* address) noexcept nogil
 ctypedef int (*memory_info_t)(size_t* free, size_t* total) noexcept nogil
@@ -31,6 +34,8 @@ ctypedef int (*user_object_t)(void** made, void* data, gone_t gone, unsigned int
                               unsigned int flags) noexcept nogil
 ctypedef int (*release_object_t)(void* object, unsigned int count) noexcept nogil
 ctypedef int (*retain_t)(void* graph, void* object, unsigned int count, unsigned int flags) noexcept nogil
+ctypedef int (*ipc_get_t)(IpcBytes* handle, void* address) noexcept nogil
+ctypedef int (*ipc_open_t)(void** address, IpcBytes handle, unsigned int flags) noexcept nogil
 ctypedef const char* (*name_t)(int status) noexcept nogil
 
 cdef void* LEGACY_STREAM = <void*> 1
@@ -169,6 +174,19 @@ cdef int _graph_retain(void* context, uint64_t graph, gone_t gone, void* data) n
     return status
 
 
+cdef int _ipc_get(void* context, uint64_t address, uint64_t nbytes, char* handle) noexcept nogil:
+    return _settled((<ipc_get_t> cyruntime.cudaIpcGetMemHandle)(<IpcBytes*> handle, <void*> address))
+
+
+cdef int _ipc_open(void* context, const char* handle, uint64_t* address) noexcept nogil:
+    return _settled((<ipc_open_t> cyruntime.cudaIpcOpenMemHandle)(
+        <void**> address, (<IpcBytes*> handle)[0], cyruntime.cudaIpcMemLazyEnablePeerAccess))
+
+
+cdef int _ipc_close(void* context, uint64_t address) noexcept nogil:
+    return _settled((<event_t> cyruntime.cudaIpcCloseMemHandle)(<void*> address))
+
+
 cdef const char* _error_name(int status) noexcept nogil:
     return (<name_t> cyruntime.cudaGetErrorName)(status)
 
@@ -211,4 +229,7 @@ cdef class CudaDriver(Driver):
         self.table.capture_info = _capture_info
         self.table.capture_mode = _capture_mode
         self.table.graph_retain = _graph_retain
+        self.table.ipc_get = _ipc_get
+        self.table.ipc_open = _ipc_open
+        self.table.ipc_close = _ipc_close
         self.table.error_name = _error_name

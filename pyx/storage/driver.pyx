@@ -12,7 +12,7 @@ CALL_NAMES = (
     "malloc", "free", "memory_info", "device_count", "get_device", "set_device", "fill", "read", "write",
     "synchronize", "stream_create", "stream_destroy", "stream_id", "event_create", "event_destroy", "event_record",
     "event_query", "event_synchronize", "stream_wait_event", "stream_captures", "capture_info", "capture_mode",
-    "graph_retain",
+    "graph_retain", "ipc_get", "ipc_open", "ipc_close",
 )
 
 
@@ -222,6 +222,27 @@ cdef class Driver:
         if status == STATUS_OK:
             status = self.table.graph_retain(self.context, graph, gone, data)
         return _finished(self, CALL_GRAPH_RETAIN, started, status)
+
+    cdef int ipc_get(self, uint64_t address, uint64_t nbytes, char* handle) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_IPC_GET)
+        if status == STATUS_OK:
+            status = self.table.ipc_get(self.context, address, nbytes, handle)
+        return _finished(self, CALL_IPC_GET, started, status)
+
+    cdef int ipc_open(self, const char* handle, uint64_t* address) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_IPC_OPEN)
+        if status == STATUS_OK:
+            status = self.table.ipc_open(self.context, handle, address)
+        return _finished(self, CALL_IPC_OPEN, started, status)
+
+    cdef int ipc_close(self, uint64_t address) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_IPC_CLOSE)
+        if status == STATUS_OK:
+            status = self.table.ipc_close(self.context, address)
+        return _finished(self, CALL_IPC_CLOSE, started, status)
 
     def error_name(self, int status):
         """Name of a status code, as CUDA spells it."""

@@ -1,7 +1,8 @@
 """A CUDA of several devices over ordinary memory, so that the CUDA source runs without a GPU.
 
 What it keeps of the real one: a current device for each thread, memory that belongs to the device
-that was current when it was taken, ordinals that are checked, a total that can run out.
+that was current when it was taken, ordinals that are checked, a total that can run out, memory that another
+process can open.
 """
 from libc.stdint cimport uint64_t
 
@@ -21,6 +22,7 @@ from vpool._storage.host_driver cimport (
     host_write,
     status_name,
 )
+from vpool._storage.shared_memory cimport shared_close, shared_export, shared_open
 from vpool._storage.simulated_streams cimport StreamedDriver, forbidden_in_capture
 
 cdef extern from *:
@@ -54,6 +56,7 @@ cdef int _free(void* context, uint64_t address, uint64_t nbytes) noexcept nogil:
     known = nbytes <= machine.used[current_device]
     if known:
         machine.used[current_device] -= nbytes
+        shared_close(machine.exported, address, True)
     spin_unlock(&machine.lock)
     return host_unmap(address, nbytes) if known else STATUS_INVALID_VALUE
 
@@ -83,6 +86,33 @@ cdef int _set_device(void* context, int device) noexcept nogil:
     return STATUS_OK
 
 
+cdef int _ipc_get(void* context, uint64_t address, uint64_t nbytes, char* handle) noexcept nogil:
+    cdef FakeCuda* machine = <FakeCuda*> context
+    cdef int status
+    spin_lock(&machine.lock)
+    status = shared_export(machine.exported, address, nbytes, handle)
+    spin_unlock(&machine.lock)
+    return status
+
+
+cdef int _ipc_open(void* context, const char* handle, uint64_t* address) noexcept nogil:
+    cdef FakeCuda* machine = <FakeCuda*> context
+    cdef int status
+    spin_lock(&machine.lock)
+    status = shared_open(machine.opened, handle, address)
+    spin_unlock(&machine.lock)
+    return status
+
+
+cdef int _ipc_close(void* context, uint64_t address) noexcept nogil:
+    cdef FakeCuda* machine = <FakeCuda*> context
+    cdef int status
+    spin_lock(&machine.lock)
+    status = shared_close(machine.opened, address, False)
+    spin_unlock(&machine.lock)
+    return status
+
+
 cdef class FakeCudaDriver(StreamedDriver):
     """A machine of `devices` devices with `capacity` bytes each."""
 
@@ -102,6 +132,9 @@ cdef class FakeCudaDriver(StreamedDriver):
         self.table.fill = host_fill
         self.table.read = host_read
         self.table.write = host_write
+        self.table.ipc_get = _ipc_get
+        self.table.ipc_open = _ipc_open
+        self.table.ipc_close = _ipc_close
         self.table.error_name = status_name
 
     def used(self, int device=0):

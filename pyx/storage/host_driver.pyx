@@ -5,12 +5,15 @@ from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_
 from posix.unistd cimport _SC_PAGESIZE, sysconf
 
 from vpool._storage.driver cimport (
+    STATUS_ALREADY_MAPPED,
     STATUS_CAPTURE_INVALIDATED,
     STATUS_CAPTURE_UNSUPPORTED,
+    STATUS_INVALID_CONTEXT,
     STATUS_INVALID_DEVICE,
     STATUS_INVALID_VALUE,
     STATUS_NEEDS_NEWER_DRIVER,
     STATUS_NOT_READY,
+    STATUS_NOT_SUPPORTED,
     STATUS_OK,
     STATUS_OUT_OF_MEMORY,
 )
@@ -39,6 +42,12 @@ cdef const char* status_name(int status) noexcept nogil:
         return b"cudaErrorStreamCaptureUnsupported"
     if status == STATUS_CAPTURE_INVALIDATED:
         return b"cudaErrorStreamCaptureInvalidated"
+    if status == STATUS_INVALID_CONTEXT:
+        return b"cudaErrorDeviceUninitialized"
+    if status == STATUS_ALREADY_MAPPED:
+        return b"cudaErrorAlreadyMapped"
+    if status == STATUS_NOT_SUPPORTED:
+        return b"cudaErrorNotSupported"
     return b"cudaErrorUnknown"
 
 

@@ -243,6 +243,59 @@ cdef class Source:
             return status
         return self._leave_device(previous, self.driver.synchronize())
 
+    cdef int share(self, uint64_t address, uint64_t nbytes, char* handle) noexcept nogil:
+        """The 64 bytes that another process opens an allocation by."""
+        cdef int previous
+        cdef int status = self._enter_device(&previous)
+        if status != STATUS_OK:
+            return status
+        return self._leave_device(previous, self.driver.ipc_get(address, nbytes, handle))
+
+    def open_shared(self, bytes handle not None):
+        """Open an allocation of another process; its address here.
+
+        Raises
+        ------
+        ValueError
+            For a handle that is not 64 bytes.
+        SourceError
+            Where the driver does not open it.
+        """
+        cdef uint64_t address = 0
+        cdef const char* given = handle
+        cdef int previous
+        cdef int status
+        if len(handle) != 64:
+            raise ValueError(f"a handle has 64 bytes, not {len(handle)}")
+        self.driver.must_be_mine()
+        with nogil:
+            status = self._enter_device(&previous)
+            if status == STATUS_OK:
+                status = self._leave_device(previous, self.driver.ipc_open(given, &address))
+        if status != STATUS_OK:
+            name = self.driver.error_name(status)
+            raise SourceError(f"memory of another process cannot be opened on device {self.device}: {name}", name)
+        return address
+
+    def close_shared(self, uint64_t address):
+        """Close what `open_shared` opened.
+
+        Raises
+        ------
+        SourceError
+            Where the driver does not close it.
+        """
+        cdef int previous
+        cdef int status
+        self.driver.must_be_mine()
+        with nogil:
+            status = self._enter_device(&previous)
+            if status == STATUS_OK:
+                status = self._leave_device(previous, self.driver.ipc_close(address))
+        if status != STATUS_OK:
+            name = self.driver.error_name(status)
+            raise SourceError(f"memory of another process at {address:#x} is not closed: {name}", name)
+
     cdef int fill(self, uint64_t address, uint32_t word, uint64_t words) noexcept nogil:
         cdef int previous
         cdef int status = self._enter_device(&previous)

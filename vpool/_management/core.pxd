@@ -52,6 +52,7 @@ cdef class Core:
     cdef bint give_idle(self, uint64_t keep, uint64_t enough) noexcept nogil
     cdef void coalesce(self) noexcept nogil
     cdef int drain(self) noexcept nogil
+    cdef bint share(self, uint64_t address, Segment* segment) noexcept nogil
     cdef void reset_peaks(self) noexcept nogil
     cdef Segment* segment_of(self, uint64_t address) noexcept nogil
 

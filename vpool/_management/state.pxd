@@ -59,6 +59,7 @@ cdef struct Segment:
     uint64_t nbytes
     Arena* arena
     BlockId edge                  # the record before its first block; 0: the source did not take it back
+    bint exported                 # another process may use it: it stays until the pool is closed
 
 cdef struct Marker:
     uint64_t event

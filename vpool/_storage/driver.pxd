@@ -8,8 +8,11 @@ cdef enum:
     STATUS_OUT_OF_MEMORY = 2
     STATUS_NEEDS_NEWER_DRIVER = 36
     STATUS_INVALID_DEVICE = 101
+    STATUS_INVALID_CONTEXT = 201
+    STATUS_ALREADY_MAPPED = 208
     STATUS_INVALID_HANDLE = 400
     STATUS_NOT_READY = 600
+    STATUS_NOT_SUPPORTED = 801
     STATUS_CAPTURE_UNSUPPORTED = 900
     STATUS_CAPTURE_INVALIDATED = 901
     STATUS_CAPTURE_ISOLATION = 905
@@ -49,6 +52,9 @@ cdef enum Call:
     CALL_CAPTURE_INFO
     CALL_CAPTURE_MODE
     CALL_GRAPH_RETAIN
+    CALL_IPC_GET
+    CALL_IPC_OPEN
+    CALL_IPC_CLOSE
     CALL_KINDS
 
 ctypedef void (*gone_t)(void* data) noexcept nogil
@@ -81,6 +87,10 @@ cdef struct DriverTable:
     int (*capture_mode)(void* context, int* mode) noexcept nogil
     # Has `gone(data)` called once, from any thread, when the graph and all made of it are gone.
     int (*graph_retain)(void* context, uint64_t graph, gone_t gone, void* data) noexcept nogil
+    # Of a whole allocation; a handle is 64 bytes.
+    int (*ipc_get)(void* context, uint64_t address, uint64_t nbytes, char* handle) noexcept nogil
+    int (*ipc_open)(void* context, const char* handle, uint64_t* address) noexcept nogil
+    int (*ipc_close)(void* context, uint64_t address) noexcept nogil
     const char* (*error_name)(int status) noexcept nogil
 
 cdef struct CallStats:
@@ -127,3 +137,6 @@ cdef class Driver:
     cdef int capture_info(self, uint64_t stream, int* state, uint64_t* id, uint64_t* graph) noexcept nogil
     cdef int capture_mode(self, int* mode) noexcept nogil
     cdef int graph_retain(self, uint64_t graph, gone_t gone, void* data) noexcept nogil
+    cdef int ipc_get(self, uint64_t address, uint64_t nbytes, char* handle) noexcept nogil
+    cdef int ipc_open(self, const char* handle, uint64_t* address) noexcept nogil
+    cdef int ipc_close(self, uint64_t address) noexcept nogil

@@ -2,6 +2,7 @@
 from libc.stdint cimport uint64_t
 
 from vpool._base.lock cimport SpinLock
+from vpool._storage.shared_memory cimport MOST_SHARED, Shared
 from vpool._storage.simulated_streams cimport StreamedDriver, Streams
 
 cdef enum:
@@ -9,10 +10,12 @@ cdef enum:
 
 cdef struct FakeCuda:
     Streams streams
-    SpinLock lock                 # of `used`; held for a few instructions
+    SpinLock lock                 # of what follows; held for a few instructions, or to share memory
     int devices
     uint64_t capacity             # bytes of each device
     uint64_t used[FAKE_DEVICES]
+    Shared exported[<int> MOST_SHARED]
+    Shared opened[<int> MOST_SHARED]
 
 
 cdef class FakeCudaDriver(StreamedDriver):

@@ -43,5 +43,6 @@ cdef class Source:
     cdef int await_event(self, uint64_t event) noexcept nogil
     cdef int ask_capture(self, uint64_t stream, int* state) noexcept nogil
     cdef int synchronize(self) noexcept nogil
+    cdef int share(self, uint64_t address, uint64_t nbytes, char* handle) noexcept nogil
     cdef int fill(self, uint64_t address, uint32_t word, uint64_t words) noexcept nogil
     cdef int read(self, void* host, uint64_t address, uint64_t nbytes) noexcept nogil

@@ -1,0 +1,43 @@
+"""Blocks for other processes."""
+from libc.stdint cimport uint64_t
+
+from vpool._base.types cimport BLOCK_LIVE, Block
+from vpool._interface.diagnosis cimport source_error
+from vpool._interface.lender cimport Lender
+from vpool._management.core cimport Core
+from vpool._management.state cimport Segment
+from vpool._management.walk cimport walk_find
+from vpool._storage.driver cimport STATUS_INVALID_VALUE, STATUS_NOT_SUPPORTED, STATUS_OK
+
+from vpool.errors import SourceError
+from vpool.ipc import IpcHandle
+
+
+cdef handle_of(Lender pool, uint64_t address):
+    """What another process opens a live block by.  Its segment stays with the pool from then on."""
+    cdef Core area = pool.areas.area_at(address)
+    cdef Block block
+    cdef Segment segment
+    cdef char handle[64]
+    cdef int status = STATUS_OK
+    cdef bint found
+    with nogil:
+        found = walk_find(area, address, &block) and block.state == BLOCK_LIVE and block.address == address
+        # The block is the caller's, so its segment cannot go meanwhile.
+        found = found and area.share(address, &segment)
+        if found:
+            status = area.source.share(segment.span.address, segment.handle.nbytes, handle)
+    if not found:
+        raise pool.stray_error(address)
+    if status == STATUS_NOT_SUPPORTED or status == STATUS_INVALID_VALUE:
+        name = area.source.driver.error_name(status)
+        raise SourceError(
+            f'memory of source {area.source.name!r} cannot be opened in another process ({name}); that of "cuda" can,'
+            " on a device that supports it", name,
+        )
+    if status != STATUS_OK:
+        raise source_error(area, status, "the driver does not share the segment")
+    return IpcHandle(
+        handle[:64], segment.span.address, address - segment.span.address, block.nbytes, area.source.device,
+        area.source.name,
+    )

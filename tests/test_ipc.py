@@ -1,0 +1,246 @@
+"""Blocks in other processes, on a fake CUDA whose memory can be opened there as the real one's."""
+
+import pickle
+
+import pytest
+
+import vpool
+from tests.helpers.pools import GIB, MIB, run_cleanly
+from vpool._storage.fake_cuda import FakeCudaDriver
+from vpool._storage.source import Source
+from vpool.ipc import IpcHandle
+
+INVALID_HANDLE = 400
+
+# A consumer is forked before CUDA is used; the two send each other pickled objects.
+TWO_PROCESSES = """
+import ctypes, gc, os, pickle, signal, sys
+from multiprocessing import Pipe
+import vpool
+from vpool._storage.fake_cuda import FakeCudaDriver
+from vpool.errors import SourceError
+
+signal.alarm(30)
+here, there = Pipe()
+
+def use_cuda():
+    vpool.sources._cuda_driver = FakeCudaDriver(1 << 30, 2)
+    return vpool.sources._cuda_driver
+
+def word(address):
+    return ctypes.c_uint64.from_address(address)
+
+number = os.fork()
+(here if number == 0 else there).close()          # whoever waits for one that failed is told
+driver = use_cuda()
+if number == 0:
+    consume(there)
+    sys.exit()
+pool = vpool.Pool(vpool.Dynamic(initial='1MiB'), source='cuda', device=1)
+produce(here)
+assert os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) == 0
+print('done')
+"""
+
+
+def run_two(program):
+    assert run_cleanly(program + TWO_PROCESSES) == "done\n"
+
+
+BLOCKS = """
+def produce(pipe):
+    first, second = pool.empty(1000), pool.empty(5000)
+    word(first.ptr).value, word(second.ptr).value, word(second.ptr + 4992).value = 11, 22, 33
+    handles = [pool.ipc_handle(first), pool.ipc_handle(second.ptr)]
+    assert handles[0].handle == handles[1].handle and handles[0].base == handles[1].base
+    assert [handle.offset for handle in handles] == [block.ptr - handles[0].base for block in (first, second)]
+    assert [handle.nbytes for handle in handles] == [1024, 5120]
+    assert {(handle.device, handle.source) for handle in handles} == {(1, 'cuda')}
+    pipe.send(handles)
+    assert pipe.recv() == 'written'
+    assert word(first.ptr).value == 44
+
+def consume(pipe):
+    handles = pipe.recv()
+    with handles[0].open() as first:
+        second = handles[1].open()
+        assert (first.nbytes, second.nbytes, int(second)) == (1024, 5120, second.ptr)
+        assert second.ptr - first.ptr == handles[1].offset - handles[0].offset
+        assert [word(first.ptr).value, word(second.ptr).value, word(second.ptr + 4992).value] == [11, 22, 33]
+        word(first.ptr).value = 44
+    # The other block has the segment open still, and again: CUDA would not open it twice.
+    assert first.closed and first.ptr == 0 and driver.calls()['ipc_close'][0] == 0
+    assert word(second.ptr).value == 22
+    again = handles[0].open()
+    assert driver.calls()['ipc_open'][0] == 1
+    second.close(), second.close(), again.close()
+    assert driver.calls()['ipc_close'][:2] == (1, 0)
+    # A segment that was let go of is opened anew; what is dropped is closed, also at the end.
+    assert handles[0].open().ptr
+    gc.collect()
+    assert driver.calls()['ipc_open'][:2] == driver.calls()['ipc_close'][:2] == (2, 0)
+    global kept
+    kept = handles[0].open()
+    pipe.send('written')
+"""
+
+
+def test_blocks_of_one_segment_in_another_process():
+    run_two(BLOCKS)
+
+
+REFUSALS = """
+def produce(pipe):
+    kept = pool.empty(1000)
+    handle = pool.ipc_handle(kept)
+    try:
+        handle.open()
+    except ValueError as error:
+        assert 'this process' in str(error) and hex(kept.ptr) in str(error)
+    pipe.send(handle)
+    assert pipe.recv() == 'looked'
+    kept.close()
+    pool.close()
+    pipe.send('gone')
+    pipe.recv()
+
+def consume(pipe):
+    handle = pipe.recv()
+    for wrong, kind in ((9, ValueError), ('0', TypeError), (True, TypeError)):
+        try:
+            handle.open(device=wrong)
+            raise AssertionError(wrong)
+        except kind:
+            pass
+    with handle.open(device=0):
+        pass
+    driver.fail('ipc_open', 700)
+    try:
+        handle.open()
+        raise AssertionError
+    except SourceError as error:
+        pass
+    shared = handle.open()
+    driver.fail('ipc_close', 700)
+    try:
+        shared.close()
+        raise AssertionError
+    except SourceError as error:
+        pass
+    shared.close()
+    pipe.send('looked')
+    pipe.recv()
+    try:
+        handle.open(device=0)
+        raise AssertionError
+    except SourceError as error:
+        assert 'another process' in str(error)
+    pipe.send('done')
+"""
+
+
+def test_what_cannot_be_opened():
+    run_two(REFUSALS)
+
+
+CHILD_OF_A_CONSUMER = """
+def produce(pipe):
+    kept = pool.empty(1000)
+    pipe.send(pool.ipc_handle(kept))
+    pipe.recv()
+
+def consume(pipe):
+    shared = pipe.recv().open()
+    child = os.fork()
+    if child == 0:
+        before = driver.calls()
+        shared.close()
+        assert driver.calls() == before
+        sys.exit()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert word(shared.ptr).value == 0
+    pipe.send('done')
+"""
+
+
+def test_a_child_of_who_opened_a_block():
+    run_two(CHILD_OF_A_CONSUMER)
+
+
+def fake_pool(strategy=None):
+    source = Source(FakeCudaDriver(GIB), "cuda", 0)
+    return vpool.Pool(strategy or vpool.Dynamic(initial=MIB, growth=MIB), source=source)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_an_exported_segment_stays_until_the_pool_is_closed(adaptive):
+    pool = fake_pool(vpool.Dynamic(initial=0, growth=2 * MIB, adaptive=adaptive))
+    other, exported = pool.empty(2 * MIB), pool.empty(2 * MIB)
+    handle = pool.ipc_handle(exported)
+    exported.close(), other.close()
+    assert pool.trim() == 2 * MIB
+    assert pool.stats.reserved_bytes == 2 * MIB == pool.source.driver.used()
+    pool.check()
+    # Adaptive pools and requests that find no memory give idle segments back too, but not this one.
+    for _ in range(10_000 if adaptive else 1):
+        pool.deallocate(pool.allocate(2 * MIB))
+    with pytest.raises(vpool.OutOfMemoryError):
+        pool.allocate(GIB)
+    pool.trim()
+    with pool.empty(2 * MIB) as again:
+        assert again.ptr == handle.base
+    pool.close()
+    assert pool.source.driver.used() == 0
+
+
+@pytest.mark.parametrize("strategy", [vpool.Fixed("1MiB"), vpool.Fixed("1MiB", block="4KiB")])
+def test_a_fixed_core_exports_too(strategy):
+    pool = fake_pool(strategy)
+    with pool.empty(4096) as first, pool.empty(4096) as second:
+        handles = [pool.ipc_handle(block) for block in (first, second)]
+        assert [handle.base + handle.offset for handle in handles] == [first.ptr, second.ptr]
+    pool.close()
+    assert pool.source.driver.used() == 0
+
+
+def test_a_handle_can_be_pickled_and_compared():
+    with fake_pool() as pool, pool.empty(1000) as block:
+        handle = pool.ipc_handle(block)
+        copy = pickle.loads(pickle.dumps(handle))
+        assert copy == handle
+        assert len(handle.handle) == 64
+        assert isinstance(copy, IpcHandle)
+
+
+@pytest.mark.parametrize("source", ["host", "simulated"])
+def test_sources_that_cannot_share_say_so(source):
+    with vpool.Pool(vpool.Dynamic(initial=MIB), source=source) as pool, pool.empty(1000) as block:
+        with pytest.raises(vpool.SourceError, match=f'"{source}"|\'{source}\'.*"cuda" can') as refused:
+            pool.ipc_handle(block)
+        assert refused.value.name == "cudaErrorNotSupported"
+        pool.check()
+
+
+def test_bad_addresses():
+    pool = fake_pool()
+    buffer = pool.empty(1000)
+    ptr = pool.allocate(1000)
+    with pytest.raises(vpool.ForeignPointerError):
+        pool.ipc_handle(ptr + 256)
+    pool.deallocate(ptr)
+    with pytest.raises(vpool.DoubleFreeError):
+        pool.ipc_handle(ptr)
+    for nothing in (0, 12345):
+        with pytest.raises(vpool.ForeignPointerError):
+            pool.ipc_handle(nothing)
+    pool.source.driver.fail("ipc_get", INVALID_HANDLE)
+    with pytest.raises(vpool.SourceError):
+        pool.ipc_handle(buffer)
+    pool.close()
+    with pytest.raises(vpool.ClosedPoolError):
+        pool.ipc_handle(buffer)
+
+
+def test_a_handle_of_another_length_is_refused():
+    with fake_pool() as pool, pytest.raises(ValueError, match="64"):
+        pool.source.open_shared(b"short")

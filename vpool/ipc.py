@@ -1,0 +1,169 @@
+"""Blocks in other processes: what a pool exports, and what another process opens by it.
+
+Processes that use one device share memory without copies.  The process that has the pool makes an
+`IpcHandle` by `Pool.ipc_handle` and sends it, pickled, by a queue or a pipe; the other one opens it.
+"""
+
+import logging
+import os
+import threading
+import weakref
+from dataclasses import dataclass, field
+
+from vpool._storage.fork import PerProcess, forks
+from vpool.errors import ForkedProcessError, SourceError
+from vpool.sources import Cuda
+
+__all__ = ["IpcHandle", "SharedBlock"]
+
+logger = logging.getLogger("vpool")
+
+# Which process made a handle: numbers of processes are reused, and are others in another container.
+_process = PerProcess(lambda: os.urandom(16))
+# What is open here, by handle and device: [the source, its base address here, how many blocks of it are open].
+# CUDA opens a handle once for each process, and each handle is of a whole segment.
+_open: "PerProcess[dict[tuple, list]]" = PerProcess(dict)
+# Re-entrant: a collection inside may drop a block.
+_opening = PerProcess(threading.RLock)
+
+
+@dataclass(frozen=True)
+class IpcHandle:
+    """A block that another process can open on the same device.  Made by `Pool.ipc_handle`; can be pickled.
+
+    Attributes
+    ----------
+    handle : bytes
+        CUDA's 64 bytes for the segment that the block is in.
+    base : int
+        Address of the segment in the process that has the pool.
+    offset, nbytes : int
+        Where the block lies in the segment, and its bytes.
+    device : int
+        Ordinal of the device in the process that has the pool.
+    source : str
+        Name of the pool's source.
+    """
+
+    handle: bytes = field(repr=False)
+    base: int
+    offset: int
+    nbytes: int
+    device: int
+    source: str
+    process: bytes = field(repr=False, default_factory=lambda: _process.here)
+
+    def open(self, device=None):
+        """Open the block in this process.
+
+        Parameters
+        ----------
+        device : int, optional
+            Ordinal of its device here; the same as in the process that has the pool if not given.
+
+        Returns
+        -------
+        SharedBlock
+            Best used in a ``with`` statement.
+
+        Raises
+        ------
+        ValueError
+            In the process that has the pool, which has the block already; for a device that is not there.
+        SourceError
+            Where CUDA does not open it: the segment is gone, or of another device.
+
+        Notes
+        -----
+        The pool does not know of it: the block must not be freed there before it is closed here, and what one
+        process writes is there for the other once its streams have done so and the other was told.
+        """
+        if self.process == _process.here:
+            raise ValueError(f"this process has the block already, at {self.base + self.offset:#x}")
+        return SharedBlock(self, device)
+
+
+class SharedBlock:
+    """A block of another process, open here until it is closed or dropped.  Made by `IpcHandle.open`.
+
+    Attributes
+    ----------
+    ptr : int
+        Its address in this process; 0 after `close`.
+    nbytes : int
+        Bytes of the block.
+    """
+
+    def __init__(self, handle, device):
+        key = (handle.handle, handle.device if device is None else device)
+        self.ptr = _entered(key) + handle.offset
+        self._entry = (key, forks())
+        self.nbytes = handle.nbytes
+        # At the latest at the end of the interpreter, while CUDA is there.
+        self._letting_go = weakref.finalize(self, _dropped, *self._entry)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.close()
+
+    def __int__(self):
+        return self.ptr
+
+    def __repr__(self):
+        state = "closed" if self.closed else f"of {self.nbytes} bytes at {self.ptr:#x}"
+        return f"<vpool.ipc.SharedBlock {state}>"
+
+    def __reduce__(self):
+        raise TypeError("a shared block cannot be copied or pickled: send its handle")
+
+    @property
+    def closed(self):
+        """Whether it was closed."""
+        return self.ptr == 0
+
+    def close(self):
+        """Let go of the block; its address means nothing here then.  Closing twice does nothing.
+
+        Raises
+        ------
+        SourceError
+            Where CUDA does not close it.
+        """
+        self.ptr = 0
+        if self._letting_go.detach():
+            _left(*self._entry)
+
+
+def _entered(key):
+    """Count one more block of a handle as open; the base address of its segment here."""
+    with _opening.here:
+        while True:
+            entry = _open.here.get(key)
+            if entry is None:
+                source = Cuda(key[1])
+                entry = _open.here.setdefault(key, [source, source.open_shared(key[0]), 0])
+            entry[2] += 1
+            # A finaliser may have closed it in between.
+            if _open.here.get(key) is entry:
+                return entry[1]
+
+
+def _left(key, process):
+    """Count one block less, and close the handle after the last; nothing in a child of who opened it."""
+    if process != forks():
+        return
+    with _opening.here:
+        entry = _open.here[key]
+        entry[2] -= 1
+        if entry[2] == 0:
+            del _open.here[key]
+            entry[0].close_shared(entry[1])
+
+
+def _dropped(key, process):
+    try:
+        _left(key, process)
+    except (SourceError, ForkedProcessError) as error:
+        logger.warning("a block of another process, dropped: %s", error)
