@@ -2,7 +2,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from vpool._base.clock cimport now_ns
-from vpool._base.lock cimport atomic_add, atomic_read
+from vpool._base.lock cimport atomic_add, atomic_read, atomic_write
 
 from vpool._storage.fork cimport fork_count
 
@@ -21,8 +21,10 @@ cdef inline int _refused(Driver driver, Call call) noexcept nogil:
     cdef unsigned long long number = atomic_add(driver.stats[<int> call].calls, 1)
     cdef Fault* fault = &driver.faults[<int> call]
     if fault.first and fault.first <= number <= fault.last:
+        if fault.sticky:
+            atomic_write(driver.broken, fault.status)
         return fault.status
-    return STATUS_OK
+    return atomic_read(driver.broken)
 
 
 cdef inline int _finished(Driver driver, Call call, uint64_t started, int status) noexcept nogil:
@@ -302,7 +304,8 @@ cdef class Driver:
             for kind, name in enumerate(CALL_NAMES)
         }
 
-    def fail(self, call, int status=STATUS_OUT_OF_MEMORY, unsigned long long after=0, unsigned long long times=1):
+    def fail(self, call, int status=STATUS_OUT_OF_MEMORY, unsigned long long after=0, unsigned long long times=1,
+             *, bint sticky=False):
         """Make a later call fail without reaching the device.
 
         Parameters
@@ -315,9 +318,14 @@ cdef class Driver:
             How many further calls succeed first.
         times : int
             How many calls fail, from then on; 0 takes the fault away.
+        sticky : bool
+            From the first failure on every call of any kind fails, as after an illegal access on the
+            device, until a fault is set or taken away.
         """
         cdef int kind = CALL_NAMES.index(call)
         cdef Fault* fault = &self.faults[kind]
+        atomic_write(self.broken, 0)
         fault.status = status
+        fault.sticky = sticky
         fault.last = self.stats[kind].calls + after + times
         fault.first = self.stats[kind].calls + after + 1 if times else 0

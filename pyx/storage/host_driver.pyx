@@ -8,10 +8,13 @@ from vpool._storage.driver cimport (
     STATUS_ALREADY_MAPPED,
     STATUS_CAPTURE_INVALIDATED,
     STATUS_CAPTURE_UNSUPPORTED,
+    STATUS_ILLEGAL_ADDRESS,
     STATUS_INVALID_CONTEXT,
     STATUS_INVALID_DEVICE,
+    STATUS_INVALID_HANDLE,
     STATUS_INVALID_VALUE,
     STATUS_NEEDS_NEWER_DRIVER,
+    STATUS_NOT_INITIALIZED,
     STATUS_NOT_READY,
     STATUS_NOT_SUPPORTED,
     STATUS_OK,
@@ -25,19 +28,25 @@ cdef extern from "unistd.h" nogil:
 
 
 cdef const char* status_name(int status) noexcept nogil:
-    """CUDA's name of the statuses that a driver without CUDA gives."""
+    """CUDA's name of the statuses that a driver without CUDA gives, or that tests have it give."""
     if status == STATUS_OK:
         return b"cudaSuccess"
     if status == STATUS_INVALID_VALUE:
         return b"cudaErrorInvalidValue"
     if status == STATUS_OUT_OF_MEMORY:
         return b"cudaErrorMemoryAllocation"
+    if status == STATUS_NOT_INITIALIZED:
+        return b"cudaErrorInitializationError"
     if status == STATUS_NEEDS_NEWER_DRIVER:
         return b"cudaErrorCallRequiresNewerDriver"
     if status == STATUS_INVALID_DEVICE:
         return b"cudaErrorInvalidDevice"
+    if status == STATUS_INVALID_HANDLE:
+        return b"cudaErrorInvalidResourceHandle"
     if status == STATUS_NOT_READY:
         return b"cudaErrorNotReady"
+    if status == STATUS_ILLEGAL_ADDRESS:
+        return b"cudaErrorIllegalAddress"
     if status == STATUS_CAPTURE_UNSUPPORTED:
         return b"cudaErrorStreamCaptureUnsupported"
     if status == STATUS_CAPTURE_INVALIDATED:

@@ -6,12 +6,14 @@ cdef enum:
     STATUS_OK = 0
     STATUS_INVALID_VALUE = 1
     STATUS_OUT_OF_MEMORY = 2
+    STATUS_NOT_INITIALIZED = 3
     STATUS_NEEDS_NEWER_DRIVER = 36
     STATUS_INVALID_DEVICE = 101
     STATUS_INVALID_CONTEXT = 201
     STATUS_ALREADY_MAPPED = 208
     STATUS_INVALID_HANDLE = 400
     STATUS_NOT_READY = 600
+    STATUS_ILLEGAL_ADDRESS = 700
     STATUS_NOT_SUPPORTED = 801
     STATUS_CAPTURE_UNSUPPORTED = 900
     STATUS_CAPTURE_INVALIDATED = 901
@@ -102,6 +104,7 @@ cdef struct Fault:
     unsigned long long first      # the number of the call that fails first, counted from 1; 0: none
     unsigned long long last       # and of the last one
     int status                    # what it returns
+    bint sticky                   # and from then on every other call, too
 
 cdef class Driver:
     cdef DriverTable table
@@ -111,6 +114,7 @@ cdef class Driver:
     cdef Fault faults[<int> CALL_KINDS]
     # Captures that go on; NULL: the driver does not know, and has to be asked stream by stream.
     cdef const int* captures
+    cdef int broken               # the status of a sticky fault that was met, else 0
 
     cdef bint may_capture(self) noexcept nogil
     cdef int must_be_mine(self) except -1
