@@ -447,7 +447,10 @@ cdef class StreamedDriver(Driver):
         int
             The handle.
         """
-        cdef uint64_t number = FIRST_HANDLE + 16 * self.streams.count if handle is None else handle
+        cdef uint64_t number
+        if handle is None:
+            return Driver.create_stream(self)
+        number = handle
         spin_lock(&self.streams.lock)
         found = _make(self.streams, number)
         if found >= 0:
