@@ -130,7 +130,8 @@ cdef class Buffer:
 
     def record_stream(self, stream):
         """Tell that a stream uses the block too, as `Pool.record_stream` does."""
-        self.pool.record_stream(self, stream)
+        if self.pool is not None:                 # made by `__new__` alone, it has no block
+            self.pool.record_stream(self, stream)
 
     @property
     def ptr(self):

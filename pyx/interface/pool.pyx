@@ -253,9 +253,7 @@ cdef class Pool(Lender):
         cdef uint64_t address
         cdef Arena* arena
         if isinstance(ptr, Buffer):
-            if (<Buffer> ptr).pool is not self:
-                owner = None if ptr.pool is None else ptr.pool.name
-                raise ForeignPointerError(f"{ptr!r} is of pool {owner!r}, not {self.name!r}")
+            self.must_own(ptr)
             (<Buffer> ptr).close(stream)
             return
         address = address_of(ptr)
@@ -308,11 +306,17 @@ cdef class Pool(Lender):
         -----
         Runtime complexity: O(streams).  No driver call here, nor when the block is freed.
         """
-        cdef uint64_t address = (<Buffer> ptr).address if isinstance(ptr, Buffer) else address_of(ptr)
-        cdef int slot
-        cdef int found
+        cdef uint64_t address
+        cdef int slot, found
         self.must_be_mine()
         slot = self.streams.slot_of(stream)
+        if isinstance(ptr, Buffer):
+            self.must_own(ptr)
+            address = (<Buffer> ptr).address
+            if address and ptr.closed:            # whoever has the address now is somebody else
+                raise self.stray_error(address)
+        else:
+            address = address_of(ptr)
         if address == 0:
             return
         with nogil:
@@ -506,6 +510,12 @@ cdef class Pool(Lender):
         self._set_limit(limit)
         self.strategy = strategy
         self.numbers = self.numbers._replace(limit=limit)
+
+    cdef int must_own(self, Buffer buffer) except -1:
+        if buffer.pool is not self:
+            owner = None if buffer.pool is None else buffer.pool.name
+            raise ForeignPointerError(f"{buffer!r} is of pool {owner!r}, not {self.name!r}")
+        return 0
 
     def _set_limit(self, uint64_t limit):
         cdef bint possible

@@ -1,4 +1,5 @@
 """Pools, for Python and for cimport."""
+from vpool._interface.buffer cimport Buffer
 from vpool._interface.lender cimport Lender
 
 
@@ -6,3 +7,5 @@ cdef class Pool(Lender):
     cdef readonly object strategy
     cdef object numbers           # what the strategy comes to here
     cdef object maintainer        # its helper thread, if one is wanted
+
+    cdef int must_own(self, Buffer buffer) except -1
