@@ -106,6 +106,14 @@ cdef class Pool(Lender):
 
     def __cinit__(self, strategy=None, source=None, device=None, name=None, *, on_pressure="wait", rounding=256,
                   minimum_remainder=256, maintain_every=None, captures=True):
+        try:
+            self._make(strategy, source, device, name, on_pressure, rounding, minimum_remainder, maintain_every,
+                       captures)
+        except BaseException:
+            self._stay_closed()
+            raise
+
+    def _make(self, strategy, source, device, name, on_pressure, rounding, minimum_remainder, maintain_every, captures):
         if strategy is None:
             strategy = Dynamic()
         if not isinstance(strategy, Strategy):
@@ -122,16 +130,27 @@ cdef class Pool(Lender):
             self.areas = Areas(source, numbers, minimum_remainder=minimum_remainder, rounding=rounding)
         except CoreNotTaken as refused:
             raise not_taken(source, self.name, numbers, refused.args[0]) from None
-        self.core = self.areas.core
         self.areas.wait(on_pressure == "wait")
-        self.default_arena = self.core.state.arenas[0]
-        self.streams = StreamTable(self.areas, bool(captures))
-        self.pressure = Pressure(self.areas)
-        self.strategy = strategy
-        self.numbers = numbers
+        self._complete(strategy, numbers, bool(captures))
         register(self)
         if maintain_every is not None:
             self.maintainer = Maintainer(self, maintain_every)
+
+    def _complete(self, strategy, numbers, captures):
+        self.core = self.areas.core
+        self.default_arena = self.core.state.arenas[0]
+        self.streams = StreamTable(self.areas, captures)
+        self.pressure = Pressure(self.areas)
+        self.strategy = strategy
+        self.numbers = numbers
+
+    def _stay_closed(self):
+        """What a subclass's `__del__` finds of a pool that could not be made: a closed one without memory."""
+        if self.areas is None:
+            strategy = Dynamic(initial=0)
+            self.areas = Areas(resolve("simulated"), strategy.rule(0))
+            self._complete(strategy, strategy.rule(0), False)
+        self.core.state.word |= STATE_CLOSED
 
     @classmethod
     def from_policy(cls, policy, source=None, device=None, name=None):
