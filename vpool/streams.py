@@ -38,7 +38,12 @@ def stream_handle(stream):
         stream = _current()
     protocol = getattr(stream, "__cuda_stream__", None)
     if protocol is not None:
-        handle = protocol()[1] if callable(protocol) else protocol[1]
+        answer = protocol() if callable(protocol) else protocol
+        try:
+            handle = answer[1]
+        except (TypeError, LookupError):
+            kind = type(stream).__name__
+            raise TypeError(f"__cuda_stream__ of {kind} must give a version and a handle, not {answer!r}") from None
     else:
         handle = stream
         for attribute in ("cuda_stream", "ptr", "handle"):
