@@ -1,6 +1,7 @@
 """The ladder as Python climbs it: with callbacks and a garbage collection between its rungs."""
 import gc
 import logging
+import operator
 import threading
 
 from vpool._base.lock cimport atomic_add, atomic_read
@@ -35,7 +36,8 @@ cdef class Pressure:
         """Call a function before a request fails; higher priorities first, then older ones."""
         if not callable(fn):
             raise TypeError(f"a pressure callback must be callable, not {type(fn).__name__}")
-        self.callbacks = sorted([*self.callbacks, (-priority, len(self.callbacks), fn)], key=lambda entry: entry[:2])
+        entry = (-operator.index(priority), len(self.callbacks), fn)
+        self.callbacks = sorted([*self.callbacks, entry], key=lambda entry: entry[:2])
 
     cdef int climb(self, Request* request, str name) except -1:
         """Find the request a block, or raise what it failed with.  No lock is held, and the GIL only between."""
