@@ -118,8 +118,12 @@ cdef class StreamTable:
             reference = weakref.ref(stream, _Forgetting(self.by_object, self.held, id(stream)))
         except TypeError:
             return slot                           # cannot tell when it dies: asked again each time
-        self.by_object[id(stream)] = (reference, slot)
-        self.areas.hold_slot(slot, 1)
+        with self.changing:
+            known = self.by_object.get(id(stream))
+            # Its own code, or another thread, may have asked for it meanwhile: it holds its stream once.
+            if known is None or known[0]() is not stream:
+                self.by_object[id(stream)] = (reference, slot)
+                self.areas.hold_slot(slot, 1)
         return slot
 
     cdef int captured(self, object stream, uint64_t handle) except -1:
