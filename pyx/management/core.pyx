@@ -187,9 +187,8 @@ cdef class Core:
         """Find slots whose streams are gone, and let what is left of them end.  The crossing turn is the caller's."""
         cdef uint32_t slot
         for slot in range(1, slot_count(&self.state)):
-            if self.source.checks_handles and not self.state.table[slot].thread and not order_reachable(
-                    self.source, &self.state.table[slot]):
-                atomic_write(self.state.table[slot].gone, True)
+            if self.source.checks_handles and not self.state.table[slot].thread:
+                order_reachable(self.source, &self.state.table[slot])
         if not may_drain or order_drain(&self.state, self.source) == STATUS_OK:
             cross_recall(&self.state, self.source)
 

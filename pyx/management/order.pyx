@@ -78,7 +78,7 @@ cdef bint order_reachable(Source source, Slot* slot) noexcept nogil:
     with the device.
     """
     cdef uint64_t unique_id = 0
-    cdef int capture
+    cdef int capture, status
     if slot.thread:
         return slot.thread == thread_number()
     if slot.unique_id == 0:
@@ -89,8 +89,11 @@ cdef bint order_reachable(Source source, Slot* slot) noexcept nogil:
         if source.ask_capture(slot.stream, &capture) == STATUS_OK and capture != CAPTURE_NONE:
             return True                           # it exists; to ask for its id would invalidate the capture
         # Another stream may have got the handle of one that was destroyed.
-        if source.driver.stream_id(slot.stream, &unique_id) != STATUS_OK or unique_id != slot.unique_id:
+        status = source.driver.stream_id(slot.stream, &unique_id)
+        if status == STATUS_INVALID_HANDLE or status == STATUS_OK and unique_id != slot.unique_id:
             atomic_write(slot.gone, True)
+        elif status != STATUS_OK:
+            return False                          # no answer, which says nothing of the stream
     return not atomic_read(slot.gone)
 
 
