@@ -14,11 +14,13 @@ from vpool._management.state cimport (
     RUNG_SEARCH,
     RUNG_TRIM,
     RUNG_WAIT,
+    STATE_CLOSED,
     STATE_FORKED,
     Request,
 )
 from vpool._storage.driver cimport STATUS_OK
 
+from vpool.errors import ClosedPoolError
 from vpool.sizes import format_bytes
 
 logger = logging.getLogger("vpool")
@@ -48,6 +50,8 @@ cdef class Pressure:
         futile = request.tried == 0
         if request.block_id == 0 and not futile and not request_broken(request):
             cause = self.ask_python(request, name)
+            if request.block_id == 0 and self.areas.state.word & STATE_CLOSED:
+                raise ClosedPoolError(f"pool {name!r} was closed meanwhile") from cause
         if request.block_id == 0 and not futile and self.areas.core.may_wait and not request_broken(request):
             with nogil:
                 self.areas.climb(request, RUNG_WAIT, RUNG_WAIT)
@@ -111,6 +115,6 @@ cdef class Pressure:
             atomic_add(self.areas.state.rung_tries[rung], 1)
             request.tried |= <unsigned int> 1 << rung
             request.status = STATUS_OK
-            if self.areas.climb(request, RUNG_SEARCH, RUNG_TRIM):
+            if self.areas.state.word & STATE_CLOSED == 0 and self.areas.climb(request, RUNG_SEARCH, RUNG_TRIM):
                 atomic_add(self.areas.state.rung_hits[rung], 1)
         return request.block_id != 0
