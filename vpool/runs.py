@@ -106,14 +106,12 @@ def run(
 def _streams_of(driver, trace):
     """A stream for each of the trace's by its index: 0 is the default stream, the others are new."""
     made = {}
-    try:
+    with contextlib.ExitStack() as stack:  # goes on where one cannot be destroyed
         for index in np.unique(trace.stream):
             made[int(index)] = driver.create_stream() if index else 0
+            if index:
+                stack.callback(driver.destroy_stream, made[int(index)])
         yield made
-    finally:
-        for stream in made.values():
-            if stream:
-                driver.destroy_stream(stream)
 
 
 def _pool_for(policy, source, capacity):
@@ -199,6 +197,7 @@ class _Run:
         self.driver_ns.append(after[1] - driver_ns)
         self.nanoseconds.append(max(0, self.replayer.nanoseconds - begin - self.driver_ns[-1]))
         if not self.replayer.finish():
+            self._source_failed("the end of the trace")
             raise PatternError("a block that was live at the end of the trace does not hold its pattern")
 
     def _run_events(self, number, begin, end):
@@ -215,12 +214,15 @@ class _Run:
             begin = stop
         return True
 
+    def _source_failed(self, where):
+        name = self.replayer.source_failed
+        if name:
+            raise SourceError(f"{where}: the source failed: {name}", name)
+
     def _stopped_at(self, event):
         if self.replayer.mismatch >= 0:
             raise PatternError(f"event {event}: the block that is freed does not hold its pattern")
-        name = self.replayer.source_failed
-        if name:
-            raise SourceError(f"event {event}: the source failed: {name}", name)
+        self._source_failed(f"event {event}")
         live = int(self.trace.live_bytes[event - 1]) if event else 0
         self.oom = {"event": event, "requested": int(self.trace.bytes[event]), "live_bytes": live}
         self.worst = self.pool.inspect()

@@ -38,13 +38,14 @@ cdef bint _verify_host(uint32_t number, uint64_t address, uint64_t nbytes) noexc
 
 
 cdef bint _verify_device(Source source, uint32_t* staging, uint32_t word, uint64_t address,
-                         uint64_t words) noexcept nogil:
-    """Copy a block back and compare every word of it."""
+                         uint64_t words, int* status) noexcept nogil:
+    """Copy a block back and compare every word of it; True also where the driver fails, with its status."""
     cdef uint64_t part, i
     while words:
         part = words if words < STAGING_WORDS else STAGING_WORDS
-        if source.read(staging, address, part * 4) != STATUS_OK:
-            return False
+        status[0] = source.read(staging, address, part * 4)
+        if status[0] != STATUS_OK:
+            return True
         for i in range(part):
             if staging[i] != word:
                 return False
@@ -100,6 +101,7 @@ cdef class Replayer:
     cdef readonly uint64_t nanoseconds
     cdef readonly uint64_t verified
     cdef readonly long long mismatch
+    cdef int status                       # of the driver call for a pattern that failed
 
     def __init__(self, Pool pool not None, trace, streams, bint pessimistic=False, bint patterns=False,
                  bint maintain=False):
@@ -134,8 +136,10 @@ cdef class Replayer:
 
     @property
     def source_failed(self):
-        """CUDA's name of the source's error on the last request that failed; None for want of memory."""
+        """CUDA's name of the source's error on the last request or pattern that failed; None for want of memory."""
         cdef int status = self.pool.core.state.last_failure
+        if self.status != STATUS_OK:
+            return self.source.driver.error_name(self.status)
         if status == STATUS_OK or status == STATUS_OUT_OF_MEMORY:
             return None
         return self.source.driver.error_name(status)
@@ -184,7 +188,7 @@ cdef class Replayer:
         if self.patterns:
             self.size[number] = self.nbytes[event]
             self.mark_block(number)
-        return True
+        return self.status == STATUS_OK
 
     cdef inline bint take_back(self, Py_ssize_t event) noexcept nogil:
         """A free; False where the block does not hold its pattern."""
@@ -193,6 +197,8 @@ cdef class Replayer:
             return True
         if self.patterns and not self.verify_block(number):
             self.mismatch = event
+            return False
+        if self.status != STATUS_OK:
             return False
         if self.pessimistic:
             self.simulated.queue_at(self.simulated_streams[self.stream[event]])
@@ -203,11 +209,11 @@ cdef class Replayer:
         return True
 
     def finish(self):
-        """Free what is live.  False where a pattern was found damaged."""
+        """Free what is live.  False where a pattern was found damaged, or cannot be read."""
         cdef Py_ssize_t number
         for number in range(self.address.shape[0] - 1):
             if self.address[number]:
-                if self.patterns and not self.verify_block(number):
+                if self.patterns and not self.verify_block(number) or self.status != STATUS_OK:
                     return False
                 areas_deallocate(self.pool.areas, self.arenas[self.slot[number]], self.address[number])
                 self.address[number] = 0
@@ -218,7 +224,8 @@ cdef class Replayer:
         if self.source.host_accessible:
             _mark_host(number, address, self.size[number])
         else:
-            self.source.fill(address, <uint32_t> _mark(number, address), (self.size[number] + 3) // 4)
+            self.status = self.source.fill(
+                address, <uint32_t> _mark(number, address), (self.size[number] + 3) // 4)
 
     cdef bint verify_block(self, uint32_t number) noexcept nogil:
         cdef uint64_t address = self.address[number]
@@ -226,4 +233,5 @@ cdef class Replayer:
         if self.source.host_accessible:
             return _verify_host(number, address, self.size[number])
         return _verify_device(
-            self.source, &self.staging[0], <uint32_t> _mark(number, address), address, (self.size[number] + 3) // 4)
+            self.source, &self.staging[0], <uint32_t> _mark(number, address), address, (self.size[number] + 3) // 4,
+            &self.status)
