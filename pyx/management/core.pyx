@@ -255,6 +255,11 @@ cdef class Core:
         cdef int status
         atomic_add(self.state.source_calls, 1)
         status = self.source.surrender(&segment.span, &segment.handle)
+        self.settle_refused(segment)
+        return status
+
+    cdef void settle_refused(self, Segment* segment) noexcept nogil:
+        """Uncommit a segment that went back, or keep it to be given back later."""
         if segment.handle.token == 0:
             self.not_taken(segment.handle.nbytes)
         else:
@@ -262,7 +267,6 @@ cdef class Core:
             segment.edge = 0
             self.enlist(segment)
             spin_unlock(&self.state.lock)
-        return status
 
     cdef void enlist(self, Segment* segment) noexcept nogil:
         """Make a segment part of the pool.  `state.lock` is held."""
@@ -276,7 +280,8 @@ cdef class Core:
     cdef int add_segment(self, uint64_t nbytes, Request* request) noexcept nogil:
         """Take a committed segment of `nbytes` from the source, and the request's block out of it.
 
-        Where this fails nothing has changed, the commitment included.
+        Where this fails nothing has changed, the commitment included, unless the source did not take back
+        what it gave.
         """
         cdef CoreState* state = &self.state
         cdef Arena* arena = request.arena
@@ -285,7 +290,10 @@ cdef class Core:
         atomic_add(state.source_calls, 1)
         status = self.source.acquire(nbytes, &segment.span, &segment.handle)
         if status != STATUS_OK:
-            self.not_taken(nbytes)
+            segment.address = segment.nbytes = 0
+            segment.arena = arena
+            segment.handle.nbytes = nbytes
+            self.settle_refused(&segment)
             return status
         segment.address = round_up(segment.span.address, GRANULE)
         segment.nbytes = round_down(segment.span.address + nbytes, GRANULE) - segment.address

@@ -119,8 +119,8 @@ cdef class Source:
         if status != STATUS_OK:
             return self._leave_relaxed(previous, mode, status)
         status = self._leave_relaxed(previous, mode, STATUS_OK)
-        if status != STATUS_OK:
-            self.driver.free(handle.token, nbytes)
+        if status != STATUS_OK and self.driver.free(handle.token, nbytes) == STATUS_OK:
+            handle.token = 0
         return status
 
     cdef int map(self, Range* span, uint64_t offset, Handle* handle) noexcept nogil:
@@ -146,8 +146,13 @@ cdef class Source:
         return STATUS_OK
 
     cdef int acquire(self, uint64_t nbytes, Range* span, Handle* handle) noexcept nogil:
-        """A range of `nbytes` with memory under the whole of it.  All or nothing."""
+        """A range of `nbytes` with memory under the whole of it.  All or nothing.
+
+        Where it fails and the token is not 0, the driver did not take back what it gave: that is to be
+        surrendered later.
+        """
         cdef int status = self.reserve(nbytes, span)
+        handle.token = 0
         if status != STATUS_OK:
             return status
         status = self.create(nbytes, handle)
