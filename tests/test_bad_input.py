@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import vpool
-from tests.helpers.pools import GRANULE, MIB, live_figures, simulated_pool, unchanged
+from tests.helpers.pools import GRANULE, MIB, live_figures, run_cleanly, simulated_pool, unchanged
 
 NO_SIZES = [
     (-1, ValueError),
@@ -272,6 +272,44 @@ class TestPoolArguments:
     def test_an_unknown_source_is_told_which_there_are(self):
         with pytest.raises(ValueError, match="simulated"):
             vpool.Pool(source="nowhere")
+
+
+class TestHalfMade:
+    """A subclass's `__del__` runs although the pool could not be made."""
+
+    @pytest.mark.parametrize("arguments", ["5", "source=5", "device=99", 'on_pressure=""', "rounding=3"])
+    def test_it_finds_a_closed_pool(self, arguments):
+        code = f"""
+import vpool
+class Mine(vpool.Pool):
+    def __del__(self):
+        self.check()
+        for call in (self.maintain, lambda: self.allocate(100), lambda: self.empty(100, stream=7)):
+            try:
+                call()
+            except vpool.ClosedPoolError:
+                print("closed")
+        self.close()
+        print(self.closed, self.stats.reserved_bytes, self.inspect().live_blocks, self.ladder != {{}})
+try:
+    Mine({arguments})
+except (TypeError, ValueError):
+    print("refused")
+"""
+        assert run_cleanly(code).split() == ["closed"] * 3 + ["True", "0", "0", "True", "refused"]
+
+
+class TestProtocol:
+    """Streams whose `__cuda_stream__` gives no handle."""
+
+    @pytest.mark.parametrize("answer", [None, (), (0,), 5, {}, "ab", (0, 1.5), (0, "7"), (0, object())])
+    def test_is_a_type_error(self, pool, answer):
+        class Stream:
+            def __cuda_stream__(self):
+                return answer
+
+        with unchanged(pool), pytest.raises(TypeError):
+            pool.allocate(100, stream=Stream())
 
 
 class TestErrors:

@@ -169,6 +169,41 @@ class TestPoolGoneFirst:
         buffer.close()
 
 
+def test_a_buffer_that_is_closed_is_not_recorded_for_a_stream(pool):
+    """Its address is another block's by now, which would stay pending."""
+    closed, by_hand = pool.empty(1000), pool.empty(1000)
+    pool.deallocate(by_hand.ptr)
+    ptr = closed.ptr
+    closed.close()
+    owners = [pool.allocate(1000), pool.allocate(1000)]
+    assert ptr in owners
+    for buffer in (closed, by_hand):
+        for record in (buffer.record_stream, lambda stream, buffer=buffer: pool.record_stream(buffer, stream)):
+            with unchanged(pool), pytest.raises(vpool.InvalidPointerError):
+                record(7)
+    for ptr in owners:
+        pool.deallocate(ptr)
+    assert pool.stats.pending_bytes == 0
+
+
+def test_nor_is_one_of_another_pool(pool):
+    """Simulated devices all begin at the same address."""
+    ptr = pool.allocate(1000)
+    with simulated_pool(name="the owner") as other, other.empty(1000) as buffer:
+        assert buffer.ptr == ptr
+        with unchanged(pool), pytest.raises(vpool.ForeignPointerError, match="the owner"):
+            pool.record_stream(buffer, 7)
+    pool.deallocate(ptr)
+    assert pool.stats.pending_bytes == 0
+
+
+def test_an_object_that_was_never_a_buffer_can_be_asked():
+    nobody = vpool.Buffer.__new__(vpool.Buffer)
+    nobody.record_stream(7)
+    nobody.close()
+    assert (nobody.closed, nobody.ptr, nobody.pool) == (True, 0, None)
+
+
 class TestCycles:
     """Reference cycles with buffers and pools in them."""
 
@@ -200,6 +235,21 @@ class TestCycles:
         del cycle, pool, source
         gc.collect()
         assert gone() is None
+        assert driver.used == 0
+
+    @pytest.mark.parametrize("closed", [False, True])
+    @pytest.mark.parametrize("adaptive", [False, True])
+    def test_a_pool_whose_callback_leads_back_to_it(self, adaptive, closed):
+        """What a buffer needs of its pool is there when both are collected, whichever goes first."""
+        pool = vpool.Pool(vpool.Dynamic(initial="1MiB", adaptive=adaptive), vpool.sources.Simulated())
+        driver = pool.source.driver
+        buffers = [pool.empty(1000) for _ in range(10)]
+        cycle = [pool, buffers]
+        pool.on_pressure(cycle.append)
+        if closed:
+            pool.close()
+        del pool, buffers, cycle
+        gc.collect()
         assert driver.used == 0
 
     def test_buffers_freed_by_the_collector_while_the_pool_allocates(self, pool):

@@ -209,6 +209,30 @@ def test_what_cannot_be_called_is_refused(callback):
 # Garbage.
 
 
+@pytest.mark.parametrize("priority", [None, 1.5, "1", 2j, float("nan")])
+def test_a_priority_that_is_no_integer_is_refused(pool, priority):
+    with pytest.raises(TypeError):
+        pool.on_pressure(print, priority)
+    pool.on_pressure(print, -1)
+
+
+@pytest.mark.parametrize("lend", ["allocate", "empty"])
+def test_a_pool_that_a_callback_closes_lends_nothing(lend):
+    pool = full_pool(initial=MIB)
+    kept = pool.allocate(MIB)
+
+    def close(nbytes):
+        pool.close()
+        pool.source.driver.fail("malloc", times=0)
+
+    pool.on_pressure(close)
+    pool.source.driver.fail("malloc", times=100)
+    with unchanged(pool), pytest.raises(vpool.ClosedPoolError, match="meanwhile"):
+        getattr(pool, lend)(2 * MIB)
+    pool.deallocate(kept)
+    assert pool.source.driver.used == 0
+
+
 def test_buffers_in_cycles_are_collected():
     with full_pool() as pool:
         gc.collect()

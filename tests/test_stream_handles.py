@@ -116,3 +116,37 @@ def test_a_stream_object_may_outlive_pools():
     assert len(_references) == before
     assert weakref.getweakrefcount(stream) == 0
     del stream
+
+
+def test_an_object_whose_own_code_passes_it_again_holds_its_stream_once(pool):
+    class Reentrant(Stream):
+        def __cuda_stream__(self):
+            if not hasattr(self, "asked"):
+                self.asked = True
+                pool.deallocate(pool.allocate(100, self))
+            return 0, self.handle
+
+    driver = pool.source.driver
+    one, other = Reentrant(driver), Stream(driver)
+    ptr = fill_and_free(pool, one)
+    del one
+    gc.collect()
+    assert pool.allocate(CAPACITY, other) == ptr
+    assert driver.calls_on_dead_streams == 0
+
+
+@pytest.mark.parametrize("status", [2, 36, 900, 999])
+def test_a_stream_about_which_the_driver_once_gives_no_answer_is_not_gone(status):
+    source = vpool.sources.Simulated(CAPACITY)
+    driver = source.driver
+    with vpool.Pool(vpool.Dynamic(initial=CAPACITY, limit=CAPACITY), source) as pool:
+        one, other = driver.create_stream(), driver.create_stream()
+        ptr = fill_and_free(pool, one)
+        driver.fail("stream_id", status, after=1)
+        assert pool.allocate(CAPACITY, other) == ptr
+        assert (pool.crossings["waits"], pool.crossings["drains"]) == (0, 1)
+        driver.queue_work(other)
+        pool.deallocate(ptr)
+        assert fill_and_free(pool, one) == ptr
+        assert pool.allocate(CAPACITY, other) == ptr
+        assert pool.crossings["drains"] == 1, "an event is enough for streams that are there"

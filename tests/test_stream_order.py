@@ -12,7 +12,7 @@ from tests.helpers.order import Checker
 from tests.helpers.pools import GRANULE, MIB
 from tests.helpers.programs import Program, run_all
 
-FAULTY = ("event_create", "event_record", "event_query", "stream_wait_event", "synchronize")
+FAULTY = ("stream_id", "event_create", "event_record", "event_query", "stream_wait_event", "synchronize")
 WEIGHTS = {"allocate": 6, "free": 3, "free_on": 3, "record": 3, "complete": 2, "query": 1, "recycle": 1, "destroy": 0}
 PREFIXES = {
     "nothing": (),
