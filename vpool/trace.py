@@ -4,14 +4,18 @@ from pathlib import Path
 
 import numpy as np
 
+from vpool import formats
 from vpool.errors import FormatError
+from vpool.formats import npz, writers
+from vpool.formats.npz import FORMAT_VERSION
 
 __all__ = ["FORMAT_VERSION", "Trace"]
 
-FORMAT_VERSION = 1
 ALLOCATE, FREE = 0, 1
 
-_ARRAYS = {"op": "u1", "id": "u4", "bytes": "u8", "stream": "u2", "t_us": "i8"}
+_ARRAYS = npz.ARRAYS
+# Events that are checked at a time, where a check needs more memory than the events.
+_CHUNK = 1 << 20
 
 
 class Trace:
@@ -33,6 +37,10 @@ class Trace:
         When each step began.
     notes : list of str, optional
         What was odd in the file.
+    failures : array of int64, optional
+        A row for each request that failed: the event before which it came, and its bytes.
+    figures : dict, optional
+        What a reader counted in the file, by names of its format's (see :doc:`formats`).
 
     Raises
     ------
@@ -40,7 +48,7 @@ class Trace:
         Where the arrays contradict each other; the message names the event.
     """
 
-    def __init__(self, op, id, bytes, stream, t_us, marks_us=(), notes=()):
+    def __init__(self, op, id, bytes, stream, t_us, marks_us=(), notes=(), failures=(), figures=None):
         given = {"op": op, "id": id, "bytes": bytes, "stream": stream, "t_us": t_us}
         arrays = {name: _as(values, _ARRAYS[name], name) for name, values in given.items()}
         lengths = {name: len(array) for name, array in arrays.items()}
@@ -53,14 +61,42 @@ class Trace:
         self.t_us = arrays["t_us"]
         self.marks_us = _as(marks_us, "i8", "marks_us")
         self.notes = list(notes)
+        self.failures = _failures(failures, len(self))
+        self.figures = dict(figures or {})
         self._check()
 
     def _check(self):
         """Each id is allocated once, and freed at most once and later."""
         _expect(self.op <= FREE, "op is neither 0 nor 1")
         _expect(self.bytes < 2**63, "a size beyond 63 bits")
-        sizes = self.bytes.astype(float)
-        _expect(np.cumsum(np.where(self.op == ALLOCATE, sizes, -sizes)) < 2.0**63, "more than 63 bits are live")
+        live = 0.0
+        for begin in range(0, len(self), _CHUNK):
+            sizes = self.bytes[begin : begin + _CHUNK].astype(float)
+            lives = live + np.cumsum(np.where(self.op[begin : begin + _CHUNK] == ALLOCATE, sizes, -sizes))
+            _expect(lives < 2.0**63, "more than 63 bits are live", begin)
+            live = lives[-1]
+        if self._is_numbered():
+            self.number = self.id
+        else:
+            self._number()
+
+    def _is_numbered(self):
+        """Whether ids are numbers in the order of birth and all is sound, which takes little memory to see."""
+        births, frees = self.op == ALLOCATE, self.op == FREE
+        born, freed = self.id[births], self.id[frees]
+        if (born != np.arange(len(born), dtype=np.uint32)).any() or (freed >= len(born)).any():
+            return False
+        once = np.zeros(len(born), bool)
+        once[freed] = True
+        before = np.cumsum(births, dtype=np.uint32)[frees]
+        return bool(
+            np.count_nonzero(once) == len(freed)
+            and (freed < before).all()
+            and (self.bytes[births][freed] == self.bytes[frees]).all()
+        )
+
+    def _number(self):
+        """Number the allocations; what is wrong with an event is told with its place."""
         allocates = np.flatnonzero(self.op == ALLOCATE)
         frees = np.flatnonzero(self.op == FREE)
         born, first = np.unique(self.id[allocates], return_index=True)
@@ -127,10 +163,12 @@ class Trace:
         if peak <= peak_bytes:
             return self
         divisor = peak / peak_bytes
-        smaller = self
+        smaller, failures = self, self.failures
         while smaller.peak_live_bytes > peak_bytes:
             sizes = np.maximum(self.bytes / divisor, np.minimum(self.bytes, 1)).astype(np.uint64)
-            smaller = Trace(self.op, self.id, sizes, self.stream, self.t_us, self.marks_us, self.notes)
+            if len(failures):
+                failures = np.column_stack((self.failures[:, 0], (self.failures[:, 1] / divisor).astype(np.int64)))
+            smaller = Trace(self.op, self.id, sizes, self.stream, self.t_us, self.marks_us, self.notes, failures)
             divisor *= 1.01
             if sizes.max() <= 1:
                 break
@@ -192,16 +230,25 @@ class Trace:
             clock[order],
             np.sort(np.concatenate(marks)),
             dict.fromkeys(note for trace in traces for note in trace.notes),
+            _merged_failures(traces, order),
         )
 
     @classmethod
-    def load(cls, path):
+    def load(cls, path, device=None):
         """Read a trace file.
+
+        What it is tells its content, gzip or not: see :doc:`formats`.
 
         Parameters
         ----------
         path : str or os.PathLike
-            A file of vpool's own form, ``.npz``.
+        device : int or str, optional
+            The device to read from a file that has several; the one with the most events if not given.
+
+        Returns
+        -------
+        Trace
+            `notes` tells what was odd, and `figures` what the reader counted.
 
         Raises
         ------
@@ -209,52 +256,65 @@ class Trace:
             For a file that is damaged or of another form; the message names the place.
         OSError
             For a file that is not there or not readable.
+
+        Notes
+        -----
+        O(n) for n bytes.  Text and JSON are read in pieces, so that memory grows with the allocations and
+        frees in a file and not with the rest of it.
         """
         path = Path(path)
         with open(path, "rb") as file:
             try:
-                return cls(**_arrays_of(file))
+                return cls(**formats.read(file, device))
             except FormatError as reason:
                 raise FormatError(f"{path}: {reason}") from None
             except MemoryError:
-                raise FormatError(f"{path}: an array too large for this machine's memory") from None
-            except Exception as reason:
-                # Whatever a damaged file makes zip, zlib and numpy raise: there is no end to the kinds.
-                raise FormatError(f"{path}: not a readable .npz file: {type(reason).__name__}: {reason}") from None
+                raise FormatError(f"{path}: too large for this machine's memory") from None
 
-    def save(self, path):
-        """Write the trace as ``.npz``, with the format's version."""
-        with open(path, "wb") as file:
-            np.savez_compressed(
-                file,
-                op=self.op,
-                id=self.id,
-                bytes=self.bytes,
-                stream=self.stream,
-                t_us=self.t_us,
-                marks_us=self.marks_us,
-                format_version=FORMAT_VERSION,
-            )
+    def save(self, path, format="npz"):
+        """Write the trace, as vpool's own ``.npz`` unless another format is named.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            Compressed if it ends in ``.gz``.
+        format : {"npz", "rmm", "torch-pickle", "torch-json", "kineto", "umpire", "stalloc", "minimalloc"}
+            The others than ``"npz"`` lose what they have no place for, and make addresses up.
+
+        Raises
+        ------
+        ValueError
+            For a format that is none of these.
+        OSError
+            Where the file cannot be written.
+        """
+        writers.write(self, path, format)
 
 
-def _arrays_of(file):
-    """The arrays of an open .npz file, by the names of `Trace`'s parameters."""
-    # Plain arrays only: an object array would run code on loading.
-    loaded = np.load(file, allow_pickle=False)
-    if not isinstance(loaded, np.lib.npyio.NpzFile):
-        raise FormatError("one array, not a trace of several")
-    version = loaded["format_version"] if "format_version" in loaded else np.array(FORMAT_VERSION)
-    if version.shape or version.dtype.kind not in "iu" or version < 1:
-        raise FormatError(f"format version {version} is none")
-    if version > FORMAT_VERSION:
-        raise FormatError(f"format version {version}; this vpool reads up to version {FORMAT_VERSION}")
-    missing = [name for name in _ARRAYS if name not in loaded]
-    if missing:
-        raise FormatError(f"no array named {', '.join(missing)}")
-    arrays = {name: loaded[name] for name in _ARRAYS}
-    if "marks_us" in loaded:
-        arrays["marks_us"] = loaded["marks_us"]
-    return arrays
+def _failures(failures, events):
+    """Rows of an event and bytes, in order."""
+    rows = np.asarray(failures)
+    if rows.size == 0:
+        return np.zeros((0, 2), np.int64)
+    if rows.ndim != 2 or rows.shape[1] != 2 or rows.dtype.kind not in "iu":
+        raise FormatError(f"failures must be rows of an event and bytes, not {rows.dtype} of shape {rows.shape}")
+    if (rows[:, 0] > events).any() or (rows < 0).any() or (rows >= 2**63).any():
+        raise FormatError("failures of events or bytes that are out of range")
+    return np.ascontiguousarray(rows[np.argsort(rows[:, 0], kind="stable")], np.int64)
+
+
+def _merged_failures(traces, order):
+    """The failures of traces whose events were put into an order."""
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    merged, first = [], 0
+    for trace in traces:
+        # Before an event of its own trace, and after the last one at the end.
+        own = place[first : first + len(trace)]
+        own = np.append(own, own[-1] + 1 if len(own) else 0)
+        merged.append(np.column_stack((own[trace.failures[:, 0]], trace.failures[:, 1])))
+        first += len(trace)
+    return np.concatenate(merged)
 
 
 def _as(values, kind, name):
@@ -285,6 +345,6 @@ def _expect_room(array, count, what):
         raise ValueError(f"the traces have {count:,} {what} together, and a trace at most {most:,}")
 
 
-def _expect(holds, otherwise):
+def _expect(holds, otherwise, before=0):
     if not holds.all():
-        raise FormatError(f"event {int(np.argmin(holds))}: {otherwise}")
+        raise FormatError(f"event {before + int(np.argmin(holds))}: {otherwise}")

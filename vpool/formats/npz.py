@@ -1,0 +1,67 @@
+"""vpool's own form: arrays in an ``.npz`` archive."""
+
+import numpy as np
+
+from vpool.errors import FormatError
+
+__all__ = ["ARRAYS", "FORMAT_VERSION", "read", "write"]
+
+FORMAT_VERSION = 1
+ARRAYS = {"op": "u1", "id": "u4", "bytes": "u8", "stream": "u2", "t_us": "i8"}
+
+
+def read(source, device=None):
+    """The arrays of an archive, by the names of `Trace`'s parameters."""
+    try:
+        return _arrays(source.seekable())
+    except (FormatError, MemoryError):
+        raise
+    except Exception as reason:
+        # Whatever a damaged file makes zip, zlib and numpy raise: there is no end to the kinds.
+        raise FormatError(f"not a readable .npz file: {type(reason).__name__}: {reason}") from None
+
+
+def _arrays(file):
+    # Plain arrays only: an object array would run code on loading.
+    loaded = np.load(file, allow_pickle=False)
+    if not isinstance(loaded, np.lib.npyio.NpzFile):
+        raise FormatError("one array, not a trace of several")
+    version = loaded["format_version"] if "format_version" in loaded else np.array(FORMAT_VERSION)
+    if version.shape or version.dtype.kind not in "iu" or version < 1:
+        raise FormatError(f"format version {version} is none")
+    if version > FORMAT_VERSION:
+        raise FormatError(f"format version {version}; this vpool reads up to version {FORMAT_VERSION}")
+    missing = [name for name in ARRAYS if name not in loaded]
+    if missing:
+        raise FormatError(f"no array named {', '.join(missing)}")
+    arrays = {name: loaded[name] for name in ARRAYS}
+    if "marks_us" in loaded:
+        arrays["marks_us"] = loaded["marks_us"]
+    if "failures" in loaded:
+        arrays["failures"] = loaded["failures"]
+    if "notes" in loaded:
+        notes = loaded["notes"]
+        if notes.ndim != 1 or (notes.dtype.kind != "U" and notes.size):
+            raise FormatError(f"array notes must be one row of text, not {notes.dtype} of shape {notes.shape}")
+        arrays["notes"] = [str(note) for note in notes]
+    return arrays
+
+
+def write(trace, file):
+    """Write a trace with everything it has."""
+    optional = {}
+    if len(trace.failures):
+        optional["failures"] = trace.failures
+    if trace.notes:
+        optional["notes"] = np.array(trace.notes, str)
+    np.savez_compressed(
+        file,
+        op=trace.op,
+        id=trace.id,
+        bytes=trace.bytes,
+        stream=trace.stream,
+        t_us=trace.t_us,
+        marks_us=trace.marks_us,
+        format_version=FORMAT_VERSION,
+        **optional,
+    )
