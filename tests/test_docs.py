@@ -106,7 +106,7 @@ def test_every_command_is_documented():
     assert re.findall(r"^vpool (\w+).*\n---", (DOCS / "commands.rst").read_text(), re.MULTILINE) == list(COMMANDS)
 
 
-def test_results_have_the_keys_that_are_documented(capsys):
+def test_results_have_the_keys_that_are_documented(capsys, tmp_path):
     def keys_of(*arguments):
         assert main([*arguments, "--json"]) == 0
         return json.loads(capsys.readouterr().out)
@@ -114,6 +114,7 @@ def test_results_have_the_keys_that_are_documented(capsys):
     trace = str(Path(vpool.data.__file__).with_name("two_streams.npz"))
     assert documented("replay")[1] == list(keys_of("replay", trace))
     assert documented("compare")[1] == list(keys_of("compare", trace, "--no-peers"))
+    assert documented("convert")[1] == list(keys_of("convert", trace, str(tmp_path / "out.csv")))
     assert documented("doctor")[1] == list(keys_of("doctor"))
     result = bench(scale=0.001)
     assert documented("bench")[1] == [*result, *result["rows"][0]]

@@ -50,6 +50,8 @@ class ReplayResult:
         Share of the requests that a fixed core served, over all passes; None for a strategy without one.
     verified_bytes : int
         Bytes of the blocks whose pattern was verified, over all passes; 0 without patterns.
+    notes : list of str
+        What was odd in the trace's file.
     report : Report
         Of the pool at that moment of the first pass.
     """
@@ -72,6 +74,7 @@ class ReplayResult:
     waited: int = 0
     core_share: float | None = None
     verified_bytes: int = 0
+    notes: list = field(default_factory=list)
     report: Report | None = field(default=None, repr=False, compare=False)
 
     def to_dict(self):
@@ -171,6 +174,7 @@ class _Run:
             waited=stats.allocations - stats.hits,
             core_share=self.pool.core_share,
             verified_bytes=self.replayer.verified,
+            notes=list(trace.notes),
             report=worst,
         )
 

@@ -9,7 +9,7 @@ HELP = "Compare every strategy, and models of other pools, on recorded traces, a
 
 
 def prepare(parser):
-    parser.add_argument("traces", metavar="TRACE", nargs="+", help="a trace file (.npz)")
+    parser.add_argument("traces", metavar="TRACE", nargs="+", help="a trace file of any format that vpool reads")
     parser.add_argument("--capacity", type=size, metavar="N", help="bytes that each pool may take, as 20GiB")
     parser.add_argument(
         "--strategy",

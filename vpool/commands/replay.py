@@ -33,7 +33,7 @@ def count(text):
 
 
 def prepare(parser):
-    parser.add_argument("trace", metavar="TRACE", help="a trace file (.npz)")
+    parser.add_argument("trace", metavar="TRACE", help="a trace file of any format that vpool reads")
     parser.add_argument(
         "--strategy",
         default="dynamic",
@@ -95,6 +95,8 @@ def render(result):
     if result.verified_bytes:
         figures.append(("patterns verified", f"{format_bytes(result.verified_bytes)} of blocks"))
     text = table(("", ""), figures).lstrip("\n")
+    if result.notes:
+        text += "\n\n" + "\n".join(f"note: {note}" for note in result.notes)
     if result.oom:
         # First, since it makes what follows figures of a part.
         text = (

@@ -15,11 +15,11 @@ __all__ = ["read", "reader_of"]
 
 _HEAD = 1 << 16
 _KNOWN = (
-    "vpool's .npz, PyTorch memory snapshots and raw memory timelines, profiler traces, logs of RMM, Umpire, STAlloc and "
-    "TensorFlow's BFC allocator, MiniMalloc's CSV"
+    "vpool's .npz, PyTorch memory snapshots and raw memory timelines, profiler traces, logs of RMM, Umpire, STAlloc "
+    "and TensorFlow's BFC allocator, MiniMalloc's CSV"
 )
 # Protocol 2 and later begin with their number; earlier ones with a list or dict that is empty at first.
-_PICKLE = re.compile(rb"\x80[\x00-\x10]|[\]}](?:q.|r....)?\(|\((?:dp|lp|dq|lq)[\d\x00-\xff]|\}\.|\]\.", re.DOTALL)
+_PICKLE = re.compile(rb"\x80[\x00-\x10]|[\]}](?:q.|r....|\()|\((?:dp|lp|dq|lq)[\d\x00-\xff]|\}\.|\]\.", re.DOTALL)
 _JSON_KEYS = {
     "traceEvents": kineto.read,
     "segments": torch_snapshot.read_json,
@@ -99,9 +99,7 @@ def _array_reader(stream):
         row = stream.head_of_items(5)
         if len(row) == 4:
             return timeline.read
-        raise FormatError(
-            "a memory timeline's totals, which do not tell single allocations: export it as .raw.json.gz"
-        )
+        raise FormatError("a memory timeline's totals, which do not tell single allocations: export it as .raw.json.gz")
     if stream.peek() != "{":
         raise FormatError(f"JSON of another kind; vpool reads {_KNOWN}")
     for name in stream.members():

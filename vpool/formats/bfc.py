@@ -80,17 +80,23 @@ class _Log:
             return
         found = _OUT.search(line)
         if found:
-            self.name = found[1]
-            allocator = self._allocator()
+            allocator = self._named(found[1])
             allocator.finish()
             rounded = _ROUNDED.search(line)
             allocator.failed = int(rounded[1]) if rounded else round(float(found[2]) * _UNITS[found[3]])
             return
         found = _DUMP.search(line)
         if found:
-            self.name = found[1]
-            if self._allocator().chunks:
-                self._allocator().finish()
+            allocator = self._named(found[1])
+            if allocator.chunks:
+                allocator.finish()
+
+    def _named(self, name):
+        """The allocator that the next lines are of; also of those before, if the log did not begin with a name."""
+        if self.allocators.keys() == {None}:
+            self.allocators[name] = self.allocators.pop(None)
+        self.name = name
+        return self._allocator()
 
     def _allocator(self):
         if self.name not in self.allocators and len(self.allocators) == _MOST_ALLOCATORS:

@@ -171,8 +171,8 @@ class Events:
             event, nbytes = self.failures[0]
             largest = max(nbytes for _, nbytes in self.failures)
             yield (
-                f"{plural(len(self.failures), 'request')} failed, the largest of {largest} bytes; the first, of {nbytes} "
-                f"bytes, with {self._live_bytes(event)} bytes live, before event {event}"
+                f"{plural(len(self.failures), 'request')} failed, the largest of {largest} bytes; the first, of "
+                f"{nbytes} bytes, with {self._live_bytes(event)} bytes live, before event {event}"
             )
         back = int((np.diff(t) < 0).sum())
         if back:

@@ -30,7 +30,7 @@ class _Instants:
     def add(self, event):
         self.events += 1
         name = event.get("name")
-        if name == _MEMORY or name == _FAILED:
+        if name in (_MEMORY, _FAILED):
             self._memory(event, name == _FAILED)
         elif isinstance(name, str) and name.startswith(_STEP) and event.get("ph") in ("X", "B"):
             # The device's copy of a step begins later.
@@ -106,7 +106,8 @@ def _arrays(instants, wanted, cut):
         events.notes.append("the file's events are not in the order of their times: sorted")
     if instants.unnamed:
         events.notes.append(
-            f"{plural(instants.unnamed, 'memory event')} without an address: a free ends the last allocation of its size"
+            f"{plural(instants.unnamed, 'memory event')} without an address: a free ends the last allocation of its "
+            "size"
         )
     start = np.floor(t[order[0]]) if len(order) else 0.0
     unnamed = {}

@@ -37,7 +37,7 @@ def read_lines(source, add, notes):
         except KeyError as reason:
             failed = FormatError(f"line {line}: no {reason}")
         except (TypeError, ValueError, IndexError, OverflowError, AttributeError) as reason:
-            failed = reason if isinstance(reason, FormatError) else FormatError(f"line {line}: {reason}")
+            failed = FormatError(f"line {line}: {reason}")
     if failed:
         raise failed
     if source.cut:

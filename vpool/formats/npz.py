@@ -1,5 +1,7 @@
 """vpool's own form: arrays in an ``.npz`` archive."""
 
+import io
+
 import numpy as np
 
 from vpool.errors import FormatError
@@ -54,8 +56,10 @@ def write(trace, file):
         optional["failures"] = trace.failures
     if trace.notes:
         optional["notes"] = np.array(trace.notes, str)
+    # An archive is written forwards and backwards, which a file that compresses cannot.
+    archive = io.BytesIO()
     np.savez_compressed(
-        file,
+        archive,
         op=trace.op,
         id=trace.id,
         bytes=trace.bytes,
@@ -65,3 +69,4 @@ def write(trace, file):
         format_version=FORMAT_VERSION,
         **optional,
     )
+    file.write(archive.getbuffer())

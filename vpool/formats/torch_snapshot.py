@@ -61,9 +61,12 @@ def _fields(entry):
     if type(action) is not str:
         raise ValueError("an action that is no text")
     # An entry for a failed request has no address, and the size that was asked for.
+    address = number(entry.get("addr", 0))
+    if not 0 <= address < 2**64:
+        raise ValueError(f"{address} is no address")
     return (
         action,
-        number(entry.get("addr", 0)),
+        address,
         number(entry.get("size", 0)) if action in _SIZELESS else number(entry["size"]),
         number(entry.get("stream", 0)),
         number(entry.get("time_us", 0)),
@@ -140,9 +143,7 @@ class _Snapshot:
         """The trace of one device."""
         for index in self.totals:
             self.device(index)
-        busy = {
-            index: (len(device.events), len(self.blocks.get(index, ()))) for index, device in self.devices.items()
-        }
+        busy = {index: (len(device.events), len(self.blocks.get(index, ()))) for index, device in self.devices.items()}
         index, note = chosen(busy, wanted)
         device = self.devices.get(index, _Device())
         events, blocks = device.events, self.blocks.get(index, {})
@@ -171,8 +172,8 @@ class _Snapshot:
     def _picture(events, blocks):
         """Without a history the blocks are what there is."""
         events.notes.append(
-            f"no events, only a picture of one moment: its {plural(len(blocks), 'active block')}, in the order of their "
-            "addresses"
+            f"no events, only a picture of one moment: its {plural(len(blocks), 'active block')}, in the order of "
+            "their addresses"
         )
         for address in sorted(blocks):
             size, stream = blocks[address]
@@ -204,7 +205,10 @@ def read_pickle(source, device=None):
 
     def finish(value):
         if "action" in value:
-            return entries.add(value)
+            try:
+                return entries.add(value)
+            except KeyError as reason:
+                raise ValueError(f"an event without {reason}") from None
         if "filename" in value and "line" in value:
             return None
         value.pop("frames", None)

@@ -57,9 +57,7 @@ class _Log:
         elif name == "deallocate":
             address = process, _pointer(told, "memory_ptr", "pointer")
             # If the call is told twice, the second is the same one.
-            if result is told or result is None:
-                events.free(address, t)
-            elif self.last != address:
+            if result is told or result is None or self.last != address:
                 events.free(address, t)
             self.last = address if result is None else None
         elif name == "reallocate" and result is not None:
@@ -95,9 +93,7 @@ def read(source, device=None):
     if log.foreign:
         events.notes.append(f"{plural(log.foreign, 'line')} that are no records of Umpire: left out")
     if log.records["reallocate"]:
-        events.notes.append(
-            f"{plural(log.records['reallocate'], 'reallocation')}: each a free and an allocation"
-        )
+        events.notes.append(f"{plural(log.records['reallocate'], 'reallocation')}: each a free and an allocation")
     figures = {
         "records": dict(log.records),
         "allocs_at_an_address_already_live": events.doubled,

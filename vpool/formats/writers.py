@@ -141,6 +141,7 @@ def _umpire(trace, file):
     placed = _Placed(trace)
 
     def lines():
+        yield '{"category": "metadata", "name": "version", "tags": {"replay": "true"}, "timestamp": 0}'
         for op, one, nbytes, _, t in placed.events:
             told = {"allocator_ref": "0x1", "pointer": f"{placed.addresses[one]:#x}"}
             record = {"category": "operation", "name": "deallocate" if op else "allocate"}
@@ -173,7 +174,15 @@ def _kineto(trace, file):
 
     def events():
         for step, t in enumerate(trace.marks_us.tolist()):
-            yield {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "pid": 1, "tid": 1, "ts": t, "dur": 0}
+            yield {
+                "ph": "X",
+                "cat": "user_annotation",
+                "name": f"ProfilerStep#{step}",
+                "pid": 1,
+                "tid": 1,
+                "ts": t,
+                "dur": 0,
+            }
         for event, (op, one, nbytes, _, _) in enumerate(placed.events):
             for failed in before.get(event, ()):
                 yield instant("[OutOfMemory]", clock[event], {"Bytes": failed})
@@ -205,9 +214,7 @@ def _snapshot(trace):
             actions = ("alloc",)
         entries += [_entry(action, {"addr": address}, nbytes, stream, t) for action in actions]
     last = placed.events[-1][4] if placed.events else 0
-    entries += [
-        _entry("oom", {"device_free": 0}, failed, 0, last) for failed in before.get(len(placed.events), ())
-    ]
+    entries += [_entry("oom", {"device_free": 0}, failed, 0, last) for failed in before.get(len(placed.events), ())]
     segments = [_segment(placed, stream, live) for stream in placed.ranges]
     annotations = [
         {"stage": "START", "name": f"ProfilerStep#{step}", "device": 0, "time_us": t}
