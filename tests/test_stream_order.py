@@ -105,7 +105,8 @@ def run_random(program, numbers, faults=()):
             program.checker.check()
     for call in FAULTY if faults else ():
         program.driver.fail(call, times=0)
-    program.finish()
+    # Of a stream that the driver once called invalid the pool believes that it is gone.
+    program.finish(stuck=any(fault[:2] == ("stream_id", 400) for fault in dict(faults).values()))
 
 
 numbers = st.lists(st.integers(0, 2**20), min_size=5, max_size=80)

@@ -80,8 +80,8 @@ class Program:
                 self.alive[i] = False
         checker.check()
 
-    def finish(self):
-        self.checker.finish(stuck=any(one[0] in ("destroy", "recycle") for one in self.done))
+    def finish(self, stuck=False):
+        self.checker.finish(stuck or any(one[0] in ("destroy", "recycle") for one in self.done))
 
 
 def run_all(make, depth):
