@@ -23,7 +23,7 @@ PROSE = {
     "cycles_are_collected_before_oom": "test_prose_cases.py::test_cycles_are_collected_before_oom",
     "failure_rows_in_rmm_logs": "to come with the trace formats",
     "finaliser_runs_inside_the_pool": "test_prose_cases.py::test_finaliser_runs_inside_the_pool",
-    "fork_after_first_use": "to come with life and death: processes",
+    "fork_after_first_use": "test_fork.py::test_fork_after_first_use",
     "four_threads_one_stream": "test_prose_cases.py::test_four_threads_one_stream",
     "hundred_thousand_size_classes": "test_prose_cases.py::test_hundred_thousand_size_classes",
     "initial_larger_than_device_is_an_error": "test_prose_cases.py::test_initial_larger_than_device_is_an_error",
