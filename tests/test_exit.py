@@ -1,4 +1,7 @@
-"""The end of a process: the right status and no word of complaint, whatever is alive then."""
+"""The end of a process: the right status and no word of complaint, whatever is alive then.
+
+Each program ends 20 times in the default run, and 200 times by `pytest -m repeat`.
+"""
 
 import pkgutil
 

@@ -1,4 +1,7 @@
-"""Forks: a child can use nothing of its parent's pools, and hurts neither them nor itself."""
+"""Forks: a child can use nothing of its parent's pools, and hurts neither them nor itself.
+
+The default run forks 20 times in each test; `pytest -m repeat` does 200 times, here and in `test_exit.py`.
+"""
 
 import re
 import subprocess

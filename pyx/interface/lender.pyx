@@ -66,7 +66,7 @@ cdef class Lender:
 
     @property
     def forked(self):
-        """Whether the pool belongs to a parent of this process: no call but a free or `close` works then."""
+        """Whether the pool belongs to a parent of this process, where no call but a free or `close` works."""
         return self.core.state.word & STATE_FORKED != 0
 
     cdef Arena* arena_for(self, stream) except NULL:

@@ -7,8 +7,8 @@ FORKING = """
 import gc, os, signal, sys, threading, time
 import vpool
 
-signal.alarm(170)
 TIMES = int(sys.argv[1])
+signal.alarm(150 + 3 * TIMES)
 
 def fork(work, fork=os.fork):
     '''Run `work` in a child, which ends as a program does; its number.'''
@@ -36,11 +36,11 @@ def refused(call, *arguments, **options):
 def make(**options):
     return vpool.Pool(vpool.Dynamic(initial='64KiB', limit='64MiB'), source='host', **options)
 
-def works(pool):
+def works(pool, stream=3):
     '''A pool of this process does all that a pool does.'''
     before = pool.stats.allocations
     with pool:
-        kept = pool.empty(1000, stream=3)
+        kept = pool.empty(1000, stream=stream)
         pool.deallocate(pool.allocate(5000))
         pool.inspect()
         pool.check()
@@ -49,9 +49,9 @@ def works(pool):
 """
 
 
-def run_forking(program, times, timeout=180):
+def run_forking(program, times):
     """Run a program with the helpers above; it must print its last line and nothing on standard error."""
-    assert run_cleanly(f"{FORKING}\n{program}\nprint('done')", times, timeout=timeout) == "done\n"
+    assert run_cleanly(f"{FORKING}\n{program}\nprint('done')", times, timeout=200 + 3 * times) == "done\n"
 
 
 # Runs a program as often as asked, each time in a process of its own that has loaded nothing of vpool: a child of
@@ -94,14 +94,14 @@ exec(compile(PROGRAM, '<program>', 'exec'))
 """
 
 
-def run_often(program, times, status=0, timeout=180):
+def run_often(program, times, status=0):
     """Run a program so many times, and once more in an interpreter of its own; what all wrote on standard error.
 
     Each must end with the given status.
     """
     once = run_python(f"NUMBER = 0\n{program}", timeout=60)
     assert once.returncode == status, once.stderr
-    done = run_python(OFTEN, program, times, status, timeout=timeout)
+    done = run_python(OFTEN, program, times, status, timeout=200 + 3 * times)
     assert done.returncode == 0, done.stderr
     assert once.stdout == done.stdout == ""
     return once.stderr + done.stderr
