@@ -3,6 +3,7 @@
 Each program ends 20 times in the default run, and 200 times by `pytest -m repeat`.
 """
 
+import gc
 import pkgutil
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 import vpool
 from tests.helpers.pools import run_cleanly
 from tests.helpers.processes import run_often
+from vpool._storage.fake_cuda import FakeCudaDriver
+from vpool._storage.source import Source
 
 
 @pytest.fixture(params=[20, pytest.param(200, marks=pytest.mark.repeat)])
@@ -173,6 +176,21 @@ def test_after_an_error_that_does_not_go_away(then, times):
     lines = said.splitlines()
     assert all("closed: the source did not take memory back: cudaError" in line for line in lines)
     assert len(lines) == (times + 1 if then == "closing" else 0)
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+def test_events_are_left_alone_where_the_device_takes_nothing_back(refuses):
+    """After a reset they are gone, and CUDA's driver may crash on them."""
+    driver = FakeCudaDriver(1 << 30)
+    pool = vpool.Pool(vpool.Dynamic(initial="1MiB"), source=Source(driver, "cuda", 0))
+    pool.deallocate(pool.allocate(700_000, stream=1))
+    pool.deallocate(pool.allocate(700_000, stream=3))
+    assert driver.calls()["event_create"][0] > 0
+    if refuses:
+        driver.fail("free", 1, times=100)
+    del pool
+    gc.collect()
+    assert driver.calls()["event_destroy"][0] == (0 if refuses else driver.calls()["event_create"][0])
 
 
 MODULES = sorted(module.name for module in pkgutil.walk_packages(vpool.__path__, "vpool."))

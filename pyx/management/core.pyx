@@ -113,19 +113,25 @@ cdef class Core:
     def __dealloc__(self):
         cdef CoreState* state = &self.state
         cdef uint32_t i
+        cdef int first = STATUS_OK
+        cdef int status
         fork_forget(&self.watched)
         if state.word & STATE_FORKED:
             return                                # all of it is the parent's, and goes with the child
+        if state.segments != NULL:
+            for i in range(state.segment_count):
+                status = self.source.surrender(&state.segments[i].span, &state.segments[i].handle)
+                first = status if first == STATUS_OK else first
+            lazy_release(state.segments, MOST_SEGMENTS * sizeof(Segment))
         if state.table != NULL:
-            order_forget(state, self.source)
+            # A device that was reset, or answers nothing any more, took the events with it: CUDA's driver may
+            # crash on what is gone.
+            if first == STATUS_OK:
+                order_forget(state, self.source)
             for i in range(slot_count(state)):
                 lazy_release(state.table[i].waited, MAX_SLOTS * sizeof(uint64_t))
                 arena_delete(state.arenas[i])
             lazy_release(state.table, MAX_SLOTS * sizeof(Slot))
-        if state.segments != NULL:
-            for i in range(state.segment_count):
-                self.source.surrender(&state.segments[i].span, &state.segments[i].handle)
-            lazy_release(state.segments, MOST_SEGMENTS * sizeof(Segment))
         if self.partner is None:
             free(state.peaks)
         turn_destroy(&state.growth_turn)
