@@ -386,6 +386,7 @@ cdef class Pool(Lender):
         -----
         Launches that still run are waited for before the memory is used again.  What is still live stays so.
         """
+        self.must_be_mine()
         self.streams.release_capture(id)
 
     def share_capture(self, id, other):
@@ -405,11 +406,13 @@ cdef class Pool(Lender):
         ValueError
             Where the other one has no memory of this pool, or the first has some already.
         """
+        self.must_be_mine()
         self.streams.share_capture(id, other)
 
     @property
     def captures(self):
         """Ids of the captures that memory of this pool is kept for."""
+        self.must_be_mine()
         return self.streams.capture_ids()
 
     def on_pressure(self, fn, priority=0):

@@ -76,16 +76,18 @@ cdef class StreamTable:
         self.held = Held.__new__(Held)
         self.held.areas = <void*> areas
         self.captures = CaptureTable(areas) if captures else None
-        self.by_object = _references[id(self.held)] = {}
+        self.references = _references             # which may be gone before this, at the end of the interpreter
+        self.by_object = self.references[id(self.held)] = {}
         self.by_handle = {}
         self.by_thread = {}
         # Taken again by a finaliser that meets a stream, when a collection runs while it is held.
         self.changing = threading.RLock()
 
     def __dealloc__(self):
-        if self.held is not None:
+        if self.held is not None and self.by_object is not None:
             self.held.areas = NULL
-            _references.pop(id(self.held), {}).clear()
+            self.references.pop(id(self.held), None)
+            self.by_object.clear()
 
     cdef int slot_of(self, stream) except -1:
         """The slot of a stream, made on first use.

@@ -17,6 +17,7 @@ cdef class Held:
 cdef class StreamTable:
     cdef Areas areas
     cdef Held held
+    cdef dict references
     cdef dict by_object           # id of a stream object -> (weak reference to it, slot)
     cdef dict by_handle           # handle -> slot of the stream that has it now
     cdef dict by_thread           # thread number -> slot of its per-thread default stream
