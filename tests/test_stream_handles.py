@@ -146,7 +146,7 @@ def test_a_stream_about_which_the_driver_once_gives_no_answer_is_not_gone(status
         assert pool.allocate(CAPACITY, other) == ptr
         # The host waits for the stream once more asked for, not for the device.
         assert (pool.crossings["waits"], pool.crossings["drains"]) == (0, 0)
-        assert driver.calls()["event_synchronize"][0] == 1
+        assert driver.calls()["event_synchronize"][0] >= 1
         driver.queue_work(other)
         pool.deallocate(ptr)
         assert fill_and_free(pool, one) == ptr
