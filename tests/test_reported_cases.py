@@ -21,7 +21,7 @@ PROSE = {
     "allocation_inside_a_captured_graph": "test_captures.py::test_allocation_inside_a_captured_graph",
     "cupy_set_allocator_defaults": "to come with the frameworks",
     "cycles_are_collected_before_oom": "test_prose_cases.py::test_cycles_are_collected_before_oom",
-    "failure_rows_in_rmm_logs": "to come with the trace formats",
+    "failure_rows_in_rmm_logs": "test_prose_cases_formats.py::test_failure_rows_in_rmm_logs",
     "finaliser_runs_inside_the_pool": "test_prose_cases.py::test_finaliser_runs_inside_the_pool",
     "fork_after_first_use": "test_fork.py::test_fork_after_first_use",
     "four_threads_one_stream": "test_prose_cases.py::test_four_threads_one_stream",
@@ -31,11 +31,11 @@ PROSE = {
     "pool_alive_at_exit": "test_prose_cases.py::test_pool_alive_at_exit",
     "pool_context_is_per_thread": "to come with the frameworks",
     "pool_on_the_current_device": "test_prose_cases.py::test_pool_on_the_current_device",
-    "profiler_trace_signs_and_devices": "to come with the trace formats",
+    "profiler_trace_signs_and_devices": "test_prose_cases_formats.py::test_profiler_trace_signs_and_devices",
     "same_address_live_twice_is_detected": "to come with the debugging checks",
     "torch_allocator_already_initialised": "to come with the frameworks",
-    "trace_starts_mid_life": "to come with the trace formats",
-    "two_records_for_one_event": "to come with the trace formats",
+    "trace_starts_mid_life": "test_prose_cases_formats.py::test_trace_starts_mid_life",
+    "two_records_for_one_event": "test_prose_cases_formats.py::test_two_records_for_one_event",
     "what_the_process_uses_is_not_what_the_pool_uses": (
         "test_prose_cases.py::test_what_the_process_uses_is_not_what_the_pool_uses"
     ),

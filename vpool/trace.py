@@ -270,6 +270,11 @@ class Trace:
                 raise FormatError(f"{path}: {reason}") from None
             except MemoryError:
                 raise FormatError(f"{path}: too large for this machine's memory") from None
+            except OSError:
+                raise
+            except Exception as reason:
+                # What a reader did not foresee is the file's fault all the same.
+                raise FormatError(f"{path}: not readable: {type(reason).__name__}: {reason}") from reason
 
     def save(self, path, format="npz"):
         """Write the trace, as vpool's own ``.npz`` unless another format is named.

@@ -14,6 +14,7 @@ from vpool.formats.source import Cut, Source
 __all__ = ["read", "reader_of"]
 
 _HEAD = 1 << 16
+_LONGEST = 400
 _KNOWN = (
     "vpool's .npz, PyTorch memory snapshots and raw memory timelines, profiler traces, logs of RMM, Umpire, STAlloc "
     "and TensorFlow's BFC allocator, MiniMalloc's CSV"
@@ -42,9 +43,14 @@ def read(file, device=None):
         For content that is none of the known ones, or damaged; the message names the place.
     """
     source = Source(file)
-    reader = reader_of(source)
-    source.rewind()
-    return reader(source, device)
+    try:
+        reader = reader_of(source)
+        source.rewind()
+        return reader(source, device)
+    except FormatError as reason:
+        # It may quote what the file holds.
+        text = str(reason)
+        raise FormatError(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…") from None
 
 
 def reader_of(source):

@@ -114,9 +114,10 @@ class _Log:
 
 def read(source, device=None):
     """The arrays of a log with dumps; every other line is left out."""
-    log = _Log()
+    log, cut = _Log(), None
     for number, line in source.lines():
         if line is None:
+            cut = f"line {number}, the last, has no end: it may have been cut"
             break
         try:
             log.add(line)
@@ -134,6 +135,8 @@ def read(source, device=None):
         events.notes.append(note)
     if source.cut:
         events.notes.append("the gzip data ends too early: read up to there")
+    elif cut:
+        events.notes.append(cut)
     if one.dumps:
         events.notes.append(
             f"{plural(one.dumps, 'picture')} of the allocator, the last of {plural(len(one.live), 'chunk')} in use and "

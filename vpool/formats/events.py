@@ -30,7 +30,7 @@ class Events:
     def __init__(self):
         self.op, self.id, self.bytes, self.stream = array("B"), array("I"), array("Q"), array("H")
         self.t, self.marks = array("q"), array("q")
-        self.failures = []
+        self.failed_before, self.failed_bytes = array("q"), array("q")
         self.sizes, self.homes = array("Q"), array("H")
         self.live, self.streams = {}, {}
         self.notes = []
@@ -106,7 +106,8 @@ class Events:
         """A request that failed."""
         if not 0 <= nbytes < 2**63:
             raise OverflowError("a size below 0 or beyond 63 bits")
-        self.failures.append((len(self.op), nbytes))
+        self.failed_before.append(len(self.op))
+        self.failed_bytes.append(nbytes)
 
     def mark(self, t):
         """A step begins."""
@@ -131,7 +132,7 @@ class Events:
             "stream": np.frombuffer(self.stream, np.uint16),
             "t_us": t,
             "marks_us": marks,
-            "failures": self.failures,
+            "failures": np.column_stack((self.failed_before, self.failed_bytes)),
             "notes": [*self.notes, *self._counted(t)],
         }
 
@@ -167,11 +168,10 @@ class Events:
             yield f"{plural(self.crossed, 'free')} on another stream than the allocation"
         if self.resized:
             yield f"{plural(self.resized, 'free')} of another size than the allocation: the allocation's counts"
-        if self.failures:
-            event, nbytes = self.failures[0]
-            largest = max(nbytes for _, nbytes in self.failures)
+        if self.failed_bytes:
+            event, nbytes, largest = self.failed_before[0], self.failed_bytes[0], max(self.failed_bytes)
             yield (
-                f"{plural(len(self.failures), 'request')} failed, the largest of {largest} bytes; the first, of "
+                f"{plural(len(self.failed_bytes), 'request')} failed, the largest of {largest} bytes; the first, of "
                 f"{nbytes} bytes, with {self._live_bytes(event)} bytes live, before event {event}"
             )
         back = int((np.diff(t) < 0).sum())

@@ -9,13 +9,13 @@ from vpool.formats.source import Cut
 
 __all__ = ["JsonStream", "parsed_line"]
 
-_SPACE = re.compile(r"[ \t\r\n]*")
+_BEYOND_SPACE = re.compile(r"[^ \t\r\n]")
 _DECODER = json.JSONDecoder()
 # Characters of one value, and levels of what is walked through.
 _LARGEST_VALUE = 1 << 24
 _DEEPEST = 64
-# An error so near to the end of a file is the end's fault.
-_NEAR = 16
+# What may be left of a value that the end of the file cut, if it is no text.
+_BEGUN = re.compile(r"[\w.+\\-]*\s*")
 
 
 class JsonStream:
@@ -45,9 +45,11 @@ class JsonStream:
     def peek(self):
         """The first character of what comes next; '' at the end."""
         while True:
-            self._at = _SPACE.match(self._text, self._at).end()
-            if self._at < len(self._text):
-                return self._text[self._at]
+            found = _BEYOND_SPACE.search(self._text, self._at)
+            if found:
+                self._at = found.start()
+                return found[0]
+            self._at = len(self._text)
             if not self._more():
                 return ""
 
@@ -63,8 +65,9 @@ class JsonStream:
                     self._at = end
                     return value
             except json.JSONDecodeError as error:
+                place = error.pos - self._at
                 if not self._more():
-                    self._refuse(error)
+                    self._refuse(self._at + place, error.msg)
             except RecursionError:
                 raise self.error("values within values without end") from None
             except ValueError as error:
@@ -161,12 +164,11 @@ class JsonStream:
         self._at = 0
         return len(self._text) > len(left)
 
-    def _refuse(self, error):
+    def _refuse(self, place, reason):
         """The file ended where a value was not complete, or this is none."""
-        left = len(self._text) - error.pos
-        if left <= _NEAR or error.msg.startswith("Unterminated string"):
+        if reason.startswith("Unterminated string") or _BEGUN.fullmatch(self._text, place):
             raise Cut
-        raise FormatError(f"character {self._before + error.pos}: {error.msg}")
+        raise FormatError(f"character {self._before + place}: {reason}")
 
 
 def parsed_line(line):

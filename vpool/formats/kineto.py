@@ -110,7 +110,7 @@ def _arrays(instants, wanted, cut):
             "size"
         )
     start = np.floor(t[order[0]]) if len(order) else 0.0
-    unnamed = {}
+    unnamed: dict[int, list] = {}
     for row in order.tolist():
         _add(events, unnamed, int(t[row] - start), int(address[row]), int(nbytes[row]))
     for begin in sorted(instants.steps.values()):

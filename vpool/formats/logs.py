@@ -2,7 +2,28 @@
 
 from vpool.errors import FormatError
 
-__all__ = ["read_lines"]
+__all__ = ["Others", "read_lines"]
+
+_MOST_KINDS = 100
+
+
+class Others:
+    """Lines that were left out, by what they begin with; of very many kinds only the first are told apart."""
+
+    def __init__(self):
+        self.count, self.first = 0, None
+        self.kinds = {}
+
+    def add(self, line, kind):
+        self.count += 1
+        self.first = self.first or line
+        if len(self.kinds) < _MOST_KINDS:
+            self.kinds[kind] = None
+
+    def __str__(self):
+        """Some of the kinds, and where the first line is."""
+        kinds = ", ".join(ascii(kind.decode("utf-8", "replace")[:40]) for kind in list(self.kinds)[:4])
+        return f"({kinds}), the first in line {self.first}"
 
 
 def read_lines(source, add, notes):

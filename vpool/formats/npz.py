@@ -1,6 +1,7 @@
 """vpool's own form: arrays in an ``.npz`` archive."""
 
 import io
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ def _arrays(file):
     missing = [name for name in ARRAYS if name not in loaded]
     if missing:
         raise FormatError(f"no array named {', '.join(missing)}")
-    arrays = {name: loaded[name] for name in ARRAYS}
+    arrays: dict[str, Any] = {name: loaded[name] for name in ARRAYS}
     if "marks_us" in loaded:
         arrays["marks_us"] = loaded["marks_us"]
     if "failures" in loaded:

@@ -6,7 +6,7 @@ from collections import Counter
 from vpool.errors import FormatError
 from vpool.formats.devices import chosen
 from vpool.formats.events import Events, plural
-from vpool.formats.logs import read_lines
+from vpool.formats.logs import Others, read_lines
 
 __all__ = ["columns_of", "read"]
 
@@ -48,16 +48,16 @@ def columns_of(line):
         Whether the line is a header comes with the places.
     """
     cells = [cell.strip().strip(b'"').lower() for cell in line.split(b",")]
-    places = {}
+    places: dict[str, int] = {}
     for what, names in _NAMES.items():
         place = next((cells.index(name) for name in names if name in cells), None)
         if place is not None:
             places[what] = place
     if {"action", "address", "size"} <= places.keys():
         return {**places, "cells": len(cells)}, True
-    for names in (("thread", "time", *_UNTHREADED), ("time", *_UNTHREADED)):
-        if len(cells) == len(names) and cells[names.index("action")] in _ACTIONS:
-            return {**{name: place for place, name in enumerate(names)}, "cells": len(cells)}, False
+    for row in (("thread", "time", *_UNTHREADED), ("time", *_UNTHREADED)):
+        if len(cells) == len(row) and cells[row.index("action")] in _ACTIONS:
+            return {**{what: place for place, what in enumerate(row)}, "cells": len(cells)}, False
     return None
 
 
@@ -70,20 +70,21 @@ class _Log:
     """One log, row by row."""
 
     def __init__(self):
-        self.columns = None
+        self.columns: dict = {}
         self.devices = {}
-        self.rows, self.unknown = Counter(), Counter()
+        self.rows: Counter[str] = Counter()
+        self.unknown = Others()
         self.threads, self.streams = set(), {}
-        self.failed_at = self.unknown_at = None
+        self.failed_at = None
         self.days, self.before = 0, None
         self.wraps = self.headers = 0
         self.headless = False
 
     def add(self, line, text):
         """One row, or a header: logs that were put together have several."""
-        if self.columns is None or text[:12].lower().startswith(_HEADS):
+        if not self.columns or text[:12].lower().startswith(_HEADS):
             found = columns_of(text)
-            if found and (found[1] or self.columns is None):
+            if found and (found[1] or not self.columns):
                 self.columns, header = found
                 self.headers += header
                 self.headless = not header
@@ -91,7 +92,7 @@ class _Log:
                     return
         if text[:1] == b"#":
             return
-        if self.columns is None:
+        if not self.columns:
             raise ValueError("no header and no row of a log of RMM")
         self._row(line, text.split(b","))
 
@@ -102,8 +103,7 @@ class _Log:
         written = cells[columns["action"]].strip().lower()
         action = _ACTIONS.get(written)
         if action is None:
-            self.unknown[written] += 1
-            self.unknown_at = self.unknown_at or line
+            self.unknown.add(line, written)
             return
         events = self._events(cells)
         address = cells[columns["address"]].strip().lower()
@@ -169,7 +169,7 @@ class _Log:
 
     def arrays(self, wanted, notes):
         best, note = chosen({device: len(events) for device, events in self.devices.items()}, wanted)
-        events = self.devices.get(best) or Events()
+        events = self.devices.get(best, Events())
         events.notes += notes
         if note:
             events.notes.append(note)
@@ -179,11 +179,8 @@ class _Log:
             events.notes.append(f"{self.headers} headers: logs one after the other, of which addresses may be reused")
         if self.wraps:
             events.notes.append(f"the time of day passes midnight {plural(self.wraps, 'time')}")
-        if self.unknown:
-            events.notes.append(
-                f"{plural(sum(self.unknown.values()), 'row')} of another kind "
-                f"({', '.join(map(ascii, list(self.unknown)[:4]))}), the first in line {self.unknown_at}: left out"
-            )
+        if self.unknown.count:
+            events.notes.append(f"{plural(self.unknown.count, 'row')} of another kind {self.unknown}: left out")
         if self.failed_at:
             events.notes.append(f"the first request that failed is in line {self.failed_at}")
         figures = {
@@ -198,8 +195,9 @@ class _Log:
 
 def read(source, device=None):
     """The arrays of a log."""
-    log, notes = _Log(), []
+    log = _Log()
+    notes: list[str] = []
     read_lines(source, log.add, notes)
-    if log.columns is None:
+    if not log.columns:
         raise FormatError("no header and no row of a log of RMM")
     return log.arrays(device, notes)

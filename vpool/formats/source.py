@@ -11,7 +11,7 @@ __all__ = ["Cut", "Source"]
 _PIECE = 1 << 18
 _LONGEST_LINE = 1 << 20
 # What text compresses to stays far below this; what exceeds it was made to fill memory or disks.
-_BOMB_RATIO, _BOMB_BYTES = 250, 1 << 28
+_BOMB_RATIO, _BOMB_BYTES = 250, 1 << 26
 
 
 class Cut(Exception):

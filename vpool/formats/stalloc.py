@@ -1,21 +1,21 @@
 """Logs of STAlloc: ``1 address bytes stream`` allocates and ``0 address bytes stream`` frees."""
 
 import re
-from collections import Counter
 
 from vpool.formats.events import Events, plural
-from vpool.formats.logs import read_lines
+from vpool.formats.logs import Others, read_lines
 
 __all__ = ["EVENT", "STEP", "read"]
 
-EVENT = re.compile(rb"([01])\s+(?:0x)?([0-9a-f]{1,16})\s+(\d+)(?:\s+((?:0x)?[0-9a-f]+))?", re.IGNORECASE)
+EVENT = re.compile(rb"([01])\s+(0x[0-9a-f]{1,16}|0)\s+(\d+)(?:\s+((?:0x)?[0-9a-f]+))?", re.IGNORECASE)
 STEP = re.compile(rb"Iteration Index\s*:\s*(\S+)")
 
 
 class _Log:
     def __init__(self):
         self.events = Events()
-        self.others = Counter()
+        self.others = Others()
+        self.streamless = None
 
     def add(self, line, text):
         events = self.events
@@ -29,9 +29,14 @@ class _Log:
             elif text[:1] in b"01" and text[1:2] in b" \t":
                 raise ValueError("no event of four columns")
             else:
-                self.others[text.split(b":")[0].strip()[:40]] += 1
+                self.others.add(line, text.split(b":")[0].strip())
             return
         kind, address, size, stream = found.groups()
+        if self.streamless is None:
+            self.streamless = stream is None
+        elif self.streamless != (stream is None):
+            # As of a line that was cut, whose last number is not whole then.
+            raise ValueError("another number of columns than before")
         address, size = int(address, 16), int(size)
         # Streams are pointers, and 0 is written in more than one way.
         stream = int(stream or b"0", 16)
@@ -49,11 +54,8 @@ def read(source, device=None):
     events = log.events
     read_lines(source, log.add, events.notes)
     events.notes.append("no times in the file: an event counts as a microsecond")
-    if log.others:
-        events.notes.append(
-            f"{plural(sum(log.others.values()), 'line')} without an event "
-            f"({', '.join(ascii(name.decode('utf-8', 'replace')) for name in list(log.others)[:4])}): left out"
-        )
+    if log.others.count:
+        events.notes.append(f"{plural(log.others.count, 'line')} without an event {log.others}: left out")
     births = events.allocations
     figures = {"allocs": births, "frees": len(events) - births + events.orphans, "orphan_frees": events.orphans}
     return {**events.arrays(), "figures": figures}

@@ -22,7 +22,8 @@ class _Rows:
         self.events = Events()
         self.live, self.categories = {}, {}
         self.moving = []
-        self.actions, self.tallies = Counter(), Counter()
+        self.actions: Counter[str] = Counter()
+        self.tallies: Counter[str] = Counter()
         self.before = self.count = 0
         self.began = None
 

@@ -13,6 +13,9 @@ from vpool.formats.source import Cut
 __all__ = ["read_json", "read_pickle"]
 
 _MOST_DEVICES = 1024
+_TOTALS = (
+    "segments", "reserved_bytes", "allocated_bytes", "active_blocks", "inactive_blocks", "largest_inactive"
+)  # fmt: skip
 _ACTIVE = ("active_allocated", "active_pending_free", "active_awaiting_free")
 
 
@@ -78,7 +81,7 @@ class _Device:
 
     def __init__(self):
         self.events = Events()
-        self.actions = Counter()
+        self.actions: Counter[str] = Counter()
         self.requested = {}
 
     def add(self, action, address, size, stream, t):
@@ -135,9 +138,12 @@ class _Snapshot:
                 total["largest_inactive"] = max(total["largest_inactive"], size)
 
     def annotate(self, annotation):
-        self.annotations.append(
-            (str(annotation.get("name")), str(annotation.get("stage")), number(annotation["time_us"]))
-        )
+        if not isinstance(annotation, dict):
+            return
+        told: list = [annotation.get(field) for field in ("name", "stage", "time_us")]
+        # What else stands there says nothing of memory.
+        if list(map(type, told)) == [str, str, int] and abs(told[2]) < 2**62:
+            self.annotations.append(told)
 
     def arrays(self, wanted, cut):
         """The trace of one device."""
@@ -164,9 +170,13 @@ class _Snapshot:
             events.notes.append(f"{plural(len(device.requested), 'free')} requested and not completed at the end")
         for t in _steps(self.annotations):
             events.mark(t)
-        figures = {"segments": 0, "reserved_bytes": 0, "allocated_bytes": 0, "active_blocks": 0, "inactive_blocks": 0}
-        figures |= {"largest_inactive": 0, **self.totals.get(index, {}), "actions": dict(device.actions)}
-        return {**events.arrays(), "figures": {**figures, "orphan_frees": events.orphans}}
+        figures = {
+            **dict.fromkeys(_TOTALS, 0),
+            **self.totals.get(index, {}),
+            "actions": dict(device.actions),
+            "orphan_frees": events.orphans,
+        }
+        return {**events.arrays(), "figures": figures}
 
     @staticmethod
     def _picture(events, blocks):
@@ -231,6 +241,9 @@ def read_pickle(source, device=None):
     return walk.snapshot.arrays(device, cut)
 
 
+_PARTS = {"segments": dict, "device_traces": (list, tuple), "external_annotations": object}
+
+
 class _Walk:
     """Through a snapshot in memory, whose parts may be shared: no further than its file is long.
 
@@ -257,10 +270,10 @@ class _Walk:
         if not isinstance(root, dict):
             return
         self.known = "segments" in root or "device_traces" in root
-        names = [name for name in root if name in ("segments", "device_traces", "external_annotations")]
+        names = [name for name in root if name in _PARTS]
         for name in names:
             self.last = name == names[-1]
-            for item, index in self._each(root[name], name, dict if name != "device_traces" else (list, tuple)):
+            for item, index in self._each(root[name], name, _PARTS[name]):
                 if name == "segments":
                     blocks = [
                         _block(block) for block, _ in self._each(item.get("blocks"), f"{self.place}, blocks", dict)
@@ -341,7 +354,8 @@ def _member(stream, snapshot, name):
 
 def _segments(stream, snapshot):
     for _ in stream.items():
-        segment, blocks = {}, []
+        segment: dict = {}
+        blocks: list = []
         for name in stream.members():
             if name == "blocks" and stream.peek() == "[":
                 blocks.extend(_block(stream.value()) for _ in stream.items())

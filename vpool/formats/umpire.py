@@ -22,7 +22,7 @@ def is_record(value):
 class _Log:
     def __init__(self):
         self.events = Events()
-        self.records = Counter()
+        self.records: Counter[str] = Counter()
         self.allocators = {}
         self.last = None
         self.foreign = 0

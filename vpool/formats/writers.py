@@ -58,7 +58,10 @@ class _Placed:
     def __init__(self, trace):
         columns = (trace.op, trace.number, trace.bytes, trace.stream, trace.t_us)
         self.events = list(zip(*(column.tolist() for column in columns), strict=True))
-        offsets, homes, spare, ends = [], [], {}, {}
+        offsets: list[int] = []
+        homes: list[int] = []
+        spare: dict[tuple, list] = {}
+        ends: dict[int, int] = {}
         for op, one, nbytes, stream, _ in self.events:
             size = _rounded(nbytes)
             if op:
@@ -78,7 +81,7 @@ class _Placed:
 
 def _failed(trace):
     """Bytes of the requests that failed before each event, by its number."""
-    before = {}
+    before: dict[int, list] = {}
     for event, nbytes in trace.failures.tolist():
         before.setdefault(event, []).append(nbytes)
     return before
@@ -145,9 +148,9 @@ def _umpire(trace, file):
         for op, one, nbytes, _, t in placed.events:
             told = {"allocator_ref": "0x1", "pointer": f"{placed.addresses[one]:#x}"}
             record = {"category": "operation", "name": "deallocate" if op else "allocate"}
-            if not op:
-                record["numeric_args"] = {"size": nbytes}
-            yield json.dumps({**record, "string_args": told, "tags": {"replay": "true"}, "timestamp": t * 1000})
+            numbers = {} if op else {"numeric_args": {"size": nbytes}}
+            rest = {"string_args": told, "tags": {"replay": "true"}, "timestamp": t * 1000}
+            yield json.dumps({**record, **numbers, **rest})
 
     _write_lines(file, lines())
 
@@ -201,14 +204,16 @@ def _snapshot(trace):
     """What PyTorch's viewer reads: plain types alone, and blocks that tile each segment."""
     placed = _Placed(trace)
     before = _failed(trace)
-    entries, live = [], {}
+    entries: list[dict] = []
+    live: dict[int, int] = {}
     for event, (op, one, nbytes, stream, t) in enumerate(placed.events):
         address = placed.addresses[one]
         entries += [_entry("oom", {"device_free": 0}, failed, 0, t) for failed in before.get(event, ())]
         if op:
             del live[one]
             # A free shows its block's stream.
-            actions, stream = ("free_requested", "free_completed"), placed.homes[one]
+            actions: tuple = ("free_requested", "free_completed")
+            stream = placed.homes[one]
         else:
             live[one] = nbytes
             actions = ("alloc",)
