@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 RUN = Path(__file__).resolve().parent / "sanitize" / "run.py"
+HOSTILE = ("tests/test_fuzz.py", "tests/test_fault_matrix.py")
 MODEL = ("tests/test_model.py", "tests/test_stress.py", "tests/test_stream_order.py", "tests/test_threads.py")
 
 
@@ -22,9 +23,15 @@ def sanitized(*arguments, timeout):
     assert " 0 reports name vpool" in done.stdout
 
 
-@pytest.mark.parametrize("kinds", ["thread", "address,undefined"])
-def test_a_stress_has_no_report(kinds):
-    sanitized(kinds, "--seconds", "5", timeout=600)
+def test_a_stress_of_threads_has_no_report():
+    sanitized("thread", "--seconds", "5", timeout=600)
+
+
+def test_a_stress_faults_and_hostile_calls_have_no_report(monkeypatch):
+    """One build for all of them: addresses and undefined behaviour."""
+    monkeypatch.setenv("VPOOL_FUZZ", "150")
+    monkeypatch.setenv("VPOOL_FAULT_POSITIONS", "2")
+    sanitized("address,undefined", "--seconds", "5", "--tests", *HOSTILE, timeout=1800)
 
 
 @pytest.mark.long
@@ -35,7 +42,7 @@ def test_a_long_stress_has_no_report(kinds):
 
 @pytest.mark.long
 def test_the_tests_of_the_core_have_no_report():
-    sanitized("address,undefined", "--tests", *MODEL, timeout=1800)
+    sanitized("address,undefined", "--tests", *MODEL, *HOSTILE, timeout=1800)
 
 
 @pytest.mark.parametrize("text", ["int overflow", "out of bounds"])

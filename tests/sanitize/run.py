@@ -4,6 +4,8 @@
     python tests/sanitize/run.py address,undefined --seconds 60
     python tests/sanitize/run.py address,undefined --tests tests/test_model.py tests/test_stress.py
 
+With both `--seconds` and `--tests` the stress comes first, and one build does for both.
+
 Only vpool's modules are instrumented; Python and NumPy run as they are, with the sanitizer's library loaded
 before them.  The GIL and Python's locks are seen, since they are made of calls that the library intercepts.
 The exit status is 1 for a report that names vpool, or where the program itself fails.
@@ -92,24 +94,28 @@ def reports(folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("kinds", help="thread, address, undefined, or address,undefined")
-    parser.add_argument("--seconds", type=float, default=20, help="of the stress")
-    parser.add_argument("--tests", nargs="+", default=[], metavar="FILE", help="run these under pytest instead")
+    parser.add_argument("--seconds", type=float, help="of the stress; 20 without tests")
+    parser.add_argument("--tests", nargs="+", default=[], metavar="FILE", help="run these under pytest")
     options = parser.parse_args()
     if not set(options.kinds.split(",")) <= LIBRARIES.keys():
         parser.error(f"kinds are {', '.join(LIBRARIES)}")
-    command = [sys.executable, "-m", "tests.sanitize.stress", "--seconds", str(options.seconds)]
+    seconds = options.seconds or (0 if options.tests else 20)
+    commands = []
+    if seconds:
+        commands.append([sys.executable, "-m", "tests.sanitize.stress", "--seconds", str(seconds)])
     if options.tests:
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options.tests]
+        commands.append([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options.tests])
     if "thread" in options.kinds and shutil.which("setarch"):
         # The thread sanitizer's library wants its own places in the address space.
-        command = ["setarch", "-R", *command]
+        commands = [["setarch", "-R", *command] for command in commands]
     with tempfile.TemporaryDirectory(prefix="vpool-sanitize-") as name:
         folder = Path(name)
         settings = environment(folder, options.kinds)
         started = time.monotonic()
         build(folder, options.kinds)
         built = time.monotonic()
-        status = subprocess.run(command, cwd=folder, env=settings).returncode
+        statuses = [subprocess.run(command, cwd=folder, env=settings).returncode for command in commands]
+        status = next(filter(None, statuses), 0)
         ours, others = reports(folder)
     for report in ours[:20]:
         print(report)
