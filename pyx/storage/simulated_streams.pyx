@@ -448,9 +448,9 @@ cdef class StreamedDriver(Driver):
             The handle.
         """
         cdef uint64_t number
-        if handle is None:
+        if handle is None and blocking:
             return Driver.create_stream(self)
-        number = handle
+        number = FIRST_HANDLE + 16 * self.streams.count if handle is None else handle
         spin_lock(&self.streams.lock)
         found = _make(self.streams, number)
         if found >= 0:

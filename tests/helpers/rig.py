@@ -67,6 +67,7 @@ class Rig:
         self.checkers = []
         self.buffers = {}
         self.streams = []
+        self.graphs = {}  # ids of the captures that go on, by stream
         self.errors = []
         self.call = None
         self.stays = self.sticky = False
@@ -190,6 +191,20 @@ class Rig:
         self.do(self.driver.destroy_stream, stream)
         self.streams.remove(stream)
 
+    def begin_capture(self, stream):
+        self.graphs[stream] = self.driver.begin_capture(stream)
+
+    def end_capture(self, stream):
+        """End a capture; what it gave is destroyed, unless a fault spoiled it."""
+        graph = self.graphs.pop(stream)
+        valid = self.driver.end_capture(stream)
+        assert valid or self.met, "the pool invalidated the capture"
+        if valid:
+            self.driver.destroy_graph(graph)
+        if self.call == "graph_retain" and self.met:
+            for one in self.checkers:  # which nobody tells that the graph is gone
+                one.pool.release_capture(graph)
+
     # What holds in the end.
 
     def check(self):
@@ -220,6 +235,8 @@ class Rig:
             assert restored or self.call == "set_device" or self.sticky, "the current device was not restored"
             self.driver.current_device = 0
         self.disarm()
+        for stream in list(self.graphs):
+            self.end_capture(stream)
         self.check()
         self.use_all()
         self.check()
