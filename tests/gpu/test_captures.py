@@ -231,7 +231,8 @@ def test_every_driver_call_is_made_in_a_capture():
     # The device is never waited for, nobody's memory is opened, bytes are moved by replays and debug modes alone, and
     # with one device there is none to change to.
     assert set(CALL_NAMES) - made <= {
-        "synchronize", "set_device", "event_destroy", "ipc_open", "ipc_close", "fill", "read", "write", "fill_on", "read_on",
+        "synchronize", "set_device", "event_destroy", "ipc_open", "ipc_close",
+        "fill", "read", "write", "fill_on", "read_on",
     }  # fmt: skip
     assert "synchronize" not in made
 
