@@ -101,7 +101,7 @@ def hold():
 
 def work(stream):
     while not ended_all:
-        mine = [pool.empty(256 * (1 + n % 40), stream=stream) for n in range(50)]
+        mine = [pool.empty(256 * (1 + n % 40), stream=stream) for n in range(20)]
         pool.inspect()
         mine[0].close(stream=stream + 1)
         pool.deallocate(pool.allocate(100_000, stream=stream + 1), stream)
