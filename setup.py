@@ -33,6 +33,7 @@ MODULES = {
         "diagnosis",
         "captures",
         "streams",
+        "access",
         "pressure",
         "lender",
         "buffer",

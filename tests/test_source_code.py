@@ -21,10 +21,13 @@ MOST_LINES = 600
 LAYERS = {
     "base": ("vpool._base", "vpool.errors", "vpool.sizes", "vpool.tables", "vpool.version"),
     # Plain figures and rules in Python, which know neither pools nor sources.
-    "records": ("vpool.formats", "vpool.report", "vpool.stats", "vpool.strategies", "vpool.streams", "vpool.trace"),
+    "records": (
+        *("vpool.formats", "vpool.report", "vpool.stats", "vpool.strategies", "vpool.streams", "vpool.trace"),
+        *("vpool.sites", "vpool.leaks", "vpool.modes"),
+    ),
     "storage": ("vpool._storage", "vpool.sources", "vpool.ipc", "vpool.policy"),
     "management": ("vpool._management",),
-    "interface": ("vpool._interface", "vpool.maintenance"),
+    "interface": ("vpool._interface", "vpool.maintenance", "vpool.debugging"),
     "tools": (
         "vpool.defaults",
         "vpool.replay",

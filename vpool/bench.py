@@ -94,7 +94,7 @@ def _measurements(scale):
 
 
 def _pool(strategy=None):
-    return Pool(strategy or Dynamic(initial="1TiB", limit=1.0), "simulated", name="bench")
+    return Pool(strategy or Dynamic(initial="1TiB", limit=1.0), "simulated", name="bench", debug=())
 
 
 def _populated_pool(strategy=None):

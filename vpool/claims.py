@@ -89,7 +89,7 @@ def malloc(source=None, scale=1.0):
     rows = []
     for nbytes in (2 * MIB, 20 * MIB, 64 * MIB, 512 * MIB):
         # Every block is a segment of its own size; the first takes what else a driver does once.
-        with Pool(Dynamic(initial=0, growth=4096, limit=0.8), source) as pool:
+        with Pool(Dynamic(initial=0, growth=4096, limit=0.8), source, debug=()) as pool:
             pool.allocate(nbytes)
             blocks, takes, gives = [], [], []
             for _ in range(20 if nbytes < 512 * MIB else 4):
@@ -102,7 +102,7 @@ def malloc(source=None, scale=1.0):
                 pool.trim()
                 gives.append(_nanoseconds(source, "free") - begin)
         take, give = float(np.median(takes)), float(np.median(gives))
-        with Pool(Dynamic(initial=2 * nbytes, limit=0.8), source) as pool:
+        with Pool(Dynamic(initial=2 * nbytes, limit=0.8), source, debug=()) as pool:
             pair = float(np.median([loops.pair(pool, nbytes, many) / many for _ in range(_REPEATS)]))
         rows.append(
             {
@@ -307,7 +307,7 @@ def tree(scale=1.0, counts=(1_000, 10_000, 100_000)):
 
 def _populated(holes, order):
     """A pool with these free blocks, kept apart, freed in this order."""
-    pool = Pool(Dynamic(initial="1TiB", limit=1.0), "simulated")
+    pool = Pool(Dynamic(initial="1TiB", limit=1.0), "simulated", debug=())
     blocks = []
     for nbytes in holes.tolist():
         blocks.append(pool.allocate(nbytes))
@@ -403,7 +403,7 @@ def pieces():
     """
     rows = []
     for freed, chosen in (("every other block", slice(None, None, 2)), ("the first half", slice(0, 8))):
-        with Pool(Dynamic(initial="8GiB", limit=1.0), sources.Simulated("8GiB"), name="pieces") as pool:
+        with Pool(Dynamic(initial="8GiB", limit=1.0), sources.Simulated("8GiB"), name="pieces", debug=()) as pool:
             blocks = [pool.allocate(GIB // 2) for _ in range(16)]
             for block in blocks[chosen]:
                 pool.deallocate(block)
@@ -461,7 +461,7 @@ def _steps(trace):
 
 def _reports(trace, strategy, stops):
     """Reports of a pool that replays a trace of one stream, each before the event of a stop."""
-    with Pool(strategy, "simulated") as pool:
+    with Pool(strategy, "simulated", debug=()) as pool:
         replayer = Replayer(pool, trace, {0: 0})
         at = 0
         for stop in stops:

@@ -8,6 +8,7 @@ Error
 ├── ClosedPoolError         also a RuntimeError
 ├── ForkedProcessError      also a RuntimeError
 ├── SourceError             also a RuntimeError
+├── GuardError              also a RuntimeError
 ├── PatternError            also a RuntimeError
 └── FormatError             also a ValueError
 
@@ -21,6 +22,7 @@ __all__ = [
     "ForeignPointerError",
     "ForkedProcessError",
     "FormatError",
+    "GuardError",
     "InvalidPointerError",
     "OutOfMemoryError",
     "PatternError",
@@ -90,6 +92,32 @@ class SourceError(Error, RuntimeError):
 
     def __reduce__(self):
         return type(self), (self.args[0], self.name)
+
+
+class GuardError(Error, RuntimeError):
+    """Memory was written that was nobody's to write: beside a block, or in a block that was freed.
+
+    Attributes
+    ----------
+    address : int
+        Of the block.
+    requested : int
+        Its bytes, as they were asked for.
+    offset : int
+        Where the damaged byte that is nearest to the block lies, or the first inside it, from the block's start.
+    found : int
+        The value that was found there.
+    """
+
+    def __init__(self, message, address=0, requested=0, offset=0, found=0):
+        super().__init__(message)
+        self.address = address
+        self.requested = requested
+        self.offset = offset
+        self.found = found
+
+    def __reduce__(self):
+        return type(self), (self.args[0], self.address, self.requested, self.offset, self.found)
 
 
 class PatternError(Error, RuntimeError):

@@ -169,7 +169,8 @@ class Report:
                 f"(peak allocated {format_bytes(self.peak_allocated_bytes)})."
             )
         equal_blocks = self.core is not None and len(self.core["block_sizes"]) > 0
-        if not equal_blocks and self.internal_fragmentation > 0.25:
+        guarded = self._figures.get("guarded", False)
+        if not equal_blocks and not guarded and self.internal_fragmentation > 0.25:
             sentences.append(
                 f"Rounding to 256 bytes wastes {self.internal_fragmentation:.0%} of what is allocated: "
                 f"{self.live_blocks} blocks of {format_bytes(self.allocated_bytes // self.live_blocks)} on average; "

@@ -127,7 +127,7 @@ def _pool_for(policy, source, capacity):
         # Unbounded: the 80 % of a device that is not there would mean nothing.
         strategy = strategy.with_limit(1.0)
     policy = replace(policy, strategy=strategy)
-    return Pool(**policy.pool_arguments(source=source), name="replay")
+    return Pool(**policy.pool_arguments(source=source), name="replay", debug=())
 
 
 class _Run:

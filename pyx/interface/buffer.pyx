@@ -9,7 +9,9 @@ from vpool._base.types cimport BLOCK_LIVE, Block, BlockId, likely, unlikely
 from vpool._management.arena cimport Arena
 from vpool._management.cross cimport cross_free_record
 from vpool._management.hit cimport hit_put_record
-from vpool._management.state cimport STATE_HOLDS
+from vpool._management.state cimport STATE_FORKED, STATE_HOLDS
+
+from vpool.errors import InvalidPointerError
 
 
 cdef inline bint still_mine(Buffer buffer) noexcept:
@@ -18,7 +20,11 @@ cdef inline bint still_mine(Buffer buffer) noexcept:
     if buffer.block_id == 0:
         return False
     block = &buffer.arena.blocks[buffer.block_id]
-    return block.state == BLOCK_LIVE and block.generation == buffer.generation and block.address == buffer.address
+    return (
+        block.state == BLOCK_LIVE and block.generation == buffer.generation
+        and block.address + buffer.pool.front == buffer.address
+        and (buffer.pool.debugger is None or buffer.pool.debugger.is_live(buffer.address))
+    )
 
 
 @cython.final
@@ -36,8 +42,7 @@ cdef class Buffer:
         raise TypeError("buffers are made by vpool.empty() and Pool.empty()")
 
     def __dealloc__(self):
-        if self.block_id and not (
-                unlikely(self.pool.core.state.word & STATE_HOLDS) and self.pool.held(self.address, None)):
+        if self.block_id and not (unlikely(self.pool.core.state.word & STATE_HOLDS) and self.drop_held()):
             self.put()
             if self.pool.core.state.word:
                 self.pool.after_free()
@@ -92,6 +97,29 @@ cdef class Buffer:
             mine = cross_free_record(self.pool.areas.state_of(self.arena), self.arena, block_id, self.generation, slot)
         return mine
 
+    cdef bint close_held(self, stream) except -1:
+        """Of `close`: what the state word asks for; True where that was all.  It stays open where this fails."""
+        cdef bint mine = self.pool.core.state.word & STATE_FORKED or still_mine(self)
+        if mine:
+            try:
+                if not self.pool.held(self.address, stream):
+                    return False
+            except InvalidPointerError:
+                if self.block_id:                 # 0: to look at the stream ran code that has closed it
+                    raise
+        self.block_id = 0
+        self.arena = NULL
+        if not mine:
+            raise self.pool.stray_error(self.address)
+        return True
+
+    cdef bint drop_held(self) noexcept:
+        """The same of a dropped one, which cannot raise."""
+        if self.pool.core.state.word & STATE_FORKED == 0 and still_mine(self):
+            self.pool.debugger.drop(self.address)
+            self.pool.after_free()
+        return True
+
     def close(self, stream=None):
         """Give the block back now.  Closing twice does nothing.
 
@@ -104,6 +132,8 @@ cdef class Buffer:
         ------
         DoubleFreeError
             Where its address was freed by hand before.
+        GuardError
+            Where bytes beside the block were written; the buffer stays open.  Only in a pool with guards.
         SourceError
             Where that stream is gone and its work cannot be waited for; the buffer stays open.
         """
@@ -113,9 +143,7 @@ cdef class Buffer:
         if self.block_id == 0:
             self.arena = NULL
             return
-        if unlikely(self.pool.core.state.word & STATE_HOLDS) and self.pool.held(address, stream):
-            self.block_id = 0
-            self.arena = NULL
+        if unlikely(self.pool.core.state.word & STATE_HOLDS) and self.close_held(stream):
             return
         if stream is not None:
             # Runs the caller's code, which may close this very buffer.
@@ -141,8 +169,10 @@ cdef class Buffer:
 
     @property
     def nbytes(self):
-        """Bytes of the block, after rounding."""
+        """Bytes of the block, after rounding; with a guard behind it those that were asked for."""
         self.must_be_mine()
+        if self.pool is not None and self.pool.front:
+            return self.requested
         return self.arena.blocks[self.block_id].nbytes if still_mine(self) else 0
 
     @property

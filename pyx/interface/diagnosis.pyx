@@ -4,10 +4,11 @@ from libc.stdint cimport uint64_t
 from vpool._base.types cimport BLOCK_LIVE, GRANULE, Block, round_up
 from vpool._interface.snapshot cimport copy_records
 from vpool._management.areas cimport Areas
-from vpool._management.core cimport Core, request_broken
+from vpool._management.core cimport STATUS_OVERLAP, Core, request_broken
 from vpool._management.state cimport RUNGS, Request
 from vpool._management.walk cimport walk_find
 from vpool._storage.driver cimport STATUS_OUT_OF_MEMORY
+from vpool._storage.source cimport Range
 
 from vpool._management.ladder import RUNG_NAMES
 from vpool.errors import DoubleFreeError, ForeignPointerError, ForkedProcessError, OutOfMemoryError, SourceError
@@ -17,6 +18,8 @@ from vpool.sizes import format_bytes
 
 cdef source_error(Core core, int status, str what):
     """The exception for a driver call that failed."""
+    if status == STATUS_OVERLAP:
+        return SourceError(f"{what}: it gave memory that the pool has already")
     name = core.source.driver.error_name(status)
     return SourceError(f"{what}: {name}", name)
 
@@ -29,10 +32,19 @@ cdef forked(str name):
     )
 
 
+cdef str _span(Range span):
+    return f"{span.nbytes:,} bytes from {span.address:#x} to {span.address + span.nbytes:#x}"
+
+
 cdef failure(Areas areas, str name, Request* request):
     """The exception for a request that failed."""
     if request_broken(request):
         what = f"the source failed on a request of {format_bytes(request.requested)}"
+        if request.status == STATUS_OVERLAP:
+            return SourceError(
+                f"{what}: it gave {_span(request.overlaps)}, but the pool has {_span(request.before)} already, and did"
+                " not give it back. Nothing of it is lent"
+            )
         return source_error(areas.core, request.status, what)
     report = Report(*copy_records(areas, name))
     if areas.only_blocks and request.requested > areas.largest_block:

@@ -1,5 +1,6 @@
 """The way of a block out of a pool and back, as pools and buffers share it."""
 import logging
+import sys
 import threading
 import weakref
 
@@ -8,17 +9,20 @@ from libc.stdint cimport uint64_t
 
 from vpool._base.bias cimport Seat, bias_leave, bias_try_enter
 from vpool._base.lock cimport atomic_read
-from vpool._base.types cimport GRANULE, BlockId, likely
+from vpool._base.types cimport GRANULE, BlockId, likely, round_up
 from vpool._interface.diagnosis cimport forked, source_error, stray
+from vpool._interface.snapshot cimport copy_records
 from vpool._management.arena cimport Arena
 from vpool._management.adapt cimport adapt_look
 from vpool._management.areas cimport is_common, request_init
 from vpool._management.hit cimport hit_any
-from vpool._management.state cimport STATE_ADAPTIVE, STATE_CLOSED, STATE_FORKED, STATE_STOPS, Request
+from vpool._management.state cimport STATE_ADAPTIVE, STATE_CLOSED, STATE_DEBUG, STATE_FORKED, STATE_STOPS, Request
 from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK
 
 from vpool._storage.fork import PerProcess
+from vpool.debugging import NotLive
 from vpool.errors import ClosedPoolError, SourceError
+from vpool.leaks import UNKNOWN_SITE, Leaks
 
 cdef enum:
     NO_SLOT = 0xFFFF
@@ -94,11 +98,49 @@ cdef class Lender:
         if requested == 0:
             return 0
         self.streams.settle()
+        if self.core.state.word & STATE_DEBUG:
+            return self.lend_watched(arena, requested, alignment, address)
         request_init(self.areas, &request, arena[0], requested, alignment)
         self.pressure.climb(&request, self.name)
         address[0] = request.address
         arena[0] = request.arena
         return request.block_id
+
+    cdef BlockId lend_watched(self, Arena** arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0:
+        """Of `lend`: a block with guards around it, as the debugger wants it; the address is the caller's."""
+        cdef Request request
+        cdef uint64_t front = self.debugger.front(alignment)
+        request_init(self.areas, &request, arena[0], requested, alignment)
+        request.guards = front + self.front
+        request.nbytes = round_up(requested + request.guards, request.arena.rounding)
+        self.pressure.climb(&request, self.name)
+        try:
+            # The block is ours: nobody else writes its record now.
+            self.debugger.lent(request.address, front, request.arena.blocks[request.block_id].nbytes, requested,
+                               request.arena.slot)
+        except BaseException:
+            self.debugger.forget(request.address + front)
+            with nogil:
+                self.areas.put(request.address, 0)
+            raise
+        address[0] = request.address + front
+        arena[0] = request.arena
+        return request.block_id
+
+    cdef int watch(self, debugger) except -1:
+        """Have a debugger see every block from the first on."""
+        self.debugger = debugger
+        self.front = debugger.front(GRANULE)
+        self.areas.watcher = <void*> self
+        self.areas.watcher_lends = _lend_to_compiled
+        self.areas.watcher_takes = _take_from_compiled
+        self.core.state.word |= STATE_DEBUG
+        self.pressure.add(debugger.release_all, sys.maxsize)
+        return 0
+
+    def __dealloc__(self):
+        if self.areas is not None:
+            self.areas.watcher = NULL
 
     cdef int must_be_mine(self) except -1:
         """ForkedProcessError in a child of the pool's process."""
@@ -131,7 +173,19 @@ cdef class Lender:
 
         The caller has seen that one of `STATE_HOLDS` is set, and has touched nothing of the pool yet.
         """
-        return self.core.state.word & STATE_FORKED != 0
+        cdef int slot
+        if self.core.state.word & STATE_FORKED:
+            return True
+        if address:
+            slot = NO_SLOT if stream is None else self.freeing_slot(stream, NO_SLOT)
+            try:
+                error = self.debugger.free(address, None if slot == NO_SLOT else slot)
+            except NotLive:
+                raise self.stray_error(address) from None
+            if error is not None:
+                raise error
+        self.after_free()
+        return True
 
     cdef int take_back(self, uint64_t address, stream) except -1:
         """Free a block that is not at hand in the default stream's arena."""
@@ -149,10 +203,47 @@ cdef class Lender:
             raise self.stray_error(address)
         return 0
 
+    cdef records(self):
+        """Figures, blocks and segments of this moment."""
+        records = copy_records(self.areas, self.name)
+        return records if self.debugger is None else self.debugger.records(*records)
+
+    def leaks(self):
+        """What is lent and not given back, by the place that asked for it.
+
+        Returns
+        -------
+        Leaks
+            The places are known in a pool with ``debug="sites"``, the ages in any pool with a debug mode.
+
+        Notes
+        -----
+        Runtime complexity: O(blocks).
+        """
+        self.must_be_mine()
+        if self.debugger is not None:
+            return self.debugger.leaks()
+        blocks = self.records()[1]
+        rows = blocks[blocks["state"] == "live"][["requested", "nbytes", "stream"]].tolist()
+        return Leaks(self.name, [(UNKNOWN_SITE, requested, nbytes, None, stream) for requested, nbytes, stream in rows])
+
     cdef stray_error(self, uint64_t address):
         """The exception for an address that is no live block."""
+        if self.debugger is not None:
+            error = self.debugger.stray(address)
+            if error is not None:
+                return error
         owners = [pool.name for pool in pools() if pool is not self and (<Lender> pool).holds(address)]
         return stray(self.areas, self.name, address, owners[0] if owners else None)
+
+    cdef uint64_t base_of(self, uint64_t address) except? 0:
+        """Where a block begins that a caller calls by an address: before it, where it has a guard."""
+        if self.debugger is None:
+            return address
+        try:
+            return self.debugger.base_of(address)
+        except NotLive:
+            raise self.stray_error(address) from None
 
     cdef bint holds(self, uint64_t address) noexcept:
         cdef bint inside
@@ -164,6 +255,8 @@ cdef class Lender:
         """Give what is idle back to the source, but for `keep` bytes; the exception for what it refused, or None."""
         cdef int status = STATUS_OK
         self.streams.settle()
+        if self.debugger is not None:
+            self.debugger.release_all()
         with nogil:
             if atomic_read(self.core.state.reserved) or atomic_read(self.areas.fixed_state.reserved):
                 status = self.areas.drain()
@@ -184,3 +277,21 @@ cdef class Lender:
             error = self.release_idle(0, &released)
             if error is not None:
                 logger.warning("pool %r, closed: %s", self.name, error)
+
+
+# For compiled callers, to whom nothing can be raised.
+
+cdef BlockId _lend_to_compiled(void* watcher, Arena* arena, uint64_t requested, uint64_t* address) noexcept with gil:
+    try:
+        return (<Lender> watcher).lend_watched(&arena, requested, GRANULE, address)
+    except Exception:
+        return 0
+
+
+cdef bint _take_from_compiled(void* watcher, uint64_t address) noexcept with gil:
+    cdef Lender lender = <Lender> watcher
+    cdef bint mine = lender.debugger.is_live(address)
+    if mine:
+        lender.debugger.drop(address)
+        lender.after_free()
+    return mine

@@ -8,13 +8,14 @@ from libc.stdint cimport uint64_t
 from vpool._base.bias cimport Seat, bias_leave, bias_try_enter
 from vpool._base.lock cimport atomic_write
 from vpool._base.types cimport GRANULE, unlikely
+from vpool._interface.access cimport Access
 from vpool._interface.arguments cimport address_of, checked_alignment, checked_remainder, checked_rounding, size_of
 from vpool._interface.buffer cimport Buffer
 from vpool._interface.diagnosis cimport not_taken, source_error
 from vpool._interface.lender cimport Lender, register
 from vpool._interface.pressure cimport Pressure
 from vpool._interface.sharing cimport handle_of
-from vpool._interface.snapshot cimport copy_records, read_core_share, read_crossings, read_ladder, read_stats
+from vpool._interface.snapshot cimport read_core_share, read_crossings, read_ladder, read_stats
 from vpool._interface.streams cimport StreamTable, defaults_in_use
 from vpool._management.arena cimport Arena
 from vpool._management.areas cimport Areas, in_fixed
@@ -24,8 +25,10 @@ from vpool._management.walk cimport Broken
 from vpool._storage.driver cimport STATUS_OK
 
 from vpool._management.areas import CoreNotTaken
+from vpool.debugging import Debugger
 from vpool.errors import ForeignPointerError
 from vpool.maintenance import Maintainer, checked_interval
+from vpool.modes import Modes, modes_of, with_guards
 from vpool.policy import Policy
 from vpool.report import Report
 from vpool.sizes import parse_size
@@ -76,6 +79,10 @@ cdef class Pool(Lender):
         Whether a stream that is passed may be capturing a graph.  On CUDA nothing but asking the driver
         tells, once for each call that names another stream than the legacy default one; a program that
         never allocates in a capture saves that with False.
+    debug : str or iterable of str, optional
+        What is to be checked: any of ``"guard"``, ``"poison"``, ``"quarantine"``, ``"sites"`` and
+        ``"leaks"``; see the page on debugging.  What the environment variable ``VPOOL_DEBUG`` says if
+        not given; ``()`` is nothing.
 
     Raises
     ------
@@ -105,15 +112,16 @@ cdef class Pool(Lender):
     """
 
     def __cinit__(self, strategy=None, source=None, device=None, name=None, *, on_pressure="wait", rounding=256,
-                  minimum_remainder=256, maintain_every=None, captures=True):
+                  minimum_remainder=256, maintain_every=None, captures=True, debug=None):
         try:
             self._make(strategy, source, device, name, on_pressure, rounding, minimum_remainder, maintain_every,
-                       captures)
+                       captures, debug)
         except BaseException:
             self._stay_closed()
             raise
 
-    def _make(self, strategy, source, device, name, on_pressure, rounding, minimum_remainder, maintain_every, captures):
+    def _make(self, strategy, source, device, name, on_pressure, rounding, minimum_remainder, maintain_every, captures,
+              debug):
         if strategy is None:
             strategy = Dynamic()
         if not isinstance(strategy, Strategy):
@@ -125,13 +133,17 @@ cdef class Pool(Lender):
             checked_interval(maintain_every)
         self.name = f"pool-{next(_numbers)}" if name is None else str(name)
         source = resolve(source, device)
+        self.debug = modes_of(debug, source.has_memory)
         numbers = strategy.rule(source.memory()[1])
         try:
-            self.areas = Areas(source, numbers, minimum_remainder=minimum_remainder, rounding=rounding)
+            self.areas = Areas(
+                source, with_guards(numbers, self.debug), minimum_remainder=minimum_remainder, rounding=rounding)
         except CoreNotTaken as refused:
             raise not_taken(source, self.name, numbers, refused.args[0]) from None
         self.areas.wait(on_pressure == "wait")
         self._complete(strategy, numbers, bool(captures))
+        if self.debug != Modes():
+            self.watch(Debugger(self.name, self.debug, Access(self.areas), numbers.limit))
         register(self)
         if maintain_every is not None:
             self.maintainer = Maintainer(self, maintain_every)
@@ -153,7 +165,7 @@ cdef class Pool(Lender):
         self.core.state.word |= STATE_CLOSED
 
     @classmethod
-    def from_policy(cls, policy, source=None, device=None, name=None):
+    def from_policy(cls, policy, source=None, device=None, name=None, debug=None):
         """A pool that works by a policy.
 
         Parameters
@@ -161,7 +173,7 @@ cdef class Pool(Lender):
         policy : path, Policy or strategy
         source : str or vpool.sources.Source, optional
             Instead of the policy's own.
-        device, name
+        device, name, debug
             As for `Pool`.
 
         Raises
@@ -171,7 +183,7 @@ cdef class Pool(Lender):
         ValueError, TypeError, SourceError, OutOfMemoryError
             As for `Pool`.
         """
-        return cls(**Policy.of(policy).pool_arguments(device, source), name=name)
+        return cls(**Policy.of(policy).pool_arguments(device, source), name=name, debug=debug)
 
     def __init__(self, *args, **kwargs):
         """Done in `__cinit__`; here so that a subclass can pass on what it was given."""
@@ -263,6 +275,9 @@ cdef class Pool(Lender):
             Where the block is free already.
         ForeignPointerError
             Where the address is not of this pool, or inside a block.
+        GuardError
+            Where bytes beside the block were written; it stays live, with a new guard.  Only in a pool with
+            guards.
 
         Notes
         -----
@@ -325,7 +340,7 @@ cdef class Pool(Lender):
         -----
         Runtime complexity: O(streams).  No driver call here, nor when the block is freed.
         """
-        cdef uint64_t address
+        cdef uint64_t address, base
         cdef int slot, found
         self.must_be_mine()
         slot = self.streams.slot_of(stream)
@@ -338,12 +353,15 @@ cdef class Pool(Lender):
             address = address_of(ptr)
         if address == 0:
             return
+        base = self.base_of(address)
         with nogil:
-            found = self.areas.use_on(address, slot)
+            found = self.areas.use_on(base, slot)
         if found < 0:
             raise MemoryError("no record left for another stream's use of a block")
         if not found:
             raise self.stray_error(address)
+        if self.debugger is not None:
+            self.debugger.use(address, slot)
 
     def ipc_handle(self, ptr):
         """What another process on the same device opens a live block by: an `vpool.ipc.IpcHandle`.
@@ -450,7 +468,8 @@ cdef class Pool(Lender):
     def stats(self):
         """The counters of this moment, a `PoolStats`, read in O(1) without any lock."""
         self.must_be_mine()
-        return read_stats(self.areas)
+        stats = read_stats(self.areas)
+        return stats if self.debugger is None else self.debugger.stats(stats)
 
     def inspect(self):
         """The report of this moment.
@@ -464,7 +483,7 @@ cdef class Pool(Lender):
         Runtime complexity: O(blocks); about 10 ns a block of it under the pool's locks.
         """
         self.must_be_mine()
-        return Report(*copy_records(self.areas, self.name))
+        return Report(*self.records())
 
     @property
     def core_share(self):
@@ -553,6 +572,8 @@ cdef class Pool(Lender):
                 f"pool {self.name!r} has {self.stats.reserved_bytes:,} bytes reserved, more than a limit of"
                 f" {limit:,} bytes allows: trim it first"
             )
+        if self.debugger is not None:
+            self.debugger.set_limit(limit)
 
     def maintain(self):
         """Do ahead of need what requests would wait for.
@@ -632,6 +653,8 @@ cdef class Pool(Lender):
         ------
         AssertionError
             Where one does not hold; the message names it, the place and the two values.
+        GuardError
+            Where bytes were written beside a live block, or in a freed one, in a pool that has them checked.
 
         Notes
         -----
@@ -645,6 +668,9 @@ cdef class Pool(Lender):
             raise AssertionError(
                 f"{broken.what.decode()}: found {broken.found}, expected {broken.expected}, at {broken.address:#x}"
             )
+        error = None if self.debugger is None else self.debugger.check()
+        if error is not None:
+            raise error
 
     def close(self):
         """Give memory back to the source.  What is live stays usable, and is given back when freed.
@@ -660,6 +686,8 @@ cdef class Pool(Lender):
         cdef uint64_t released = 0
         if self.core.state.word & STATE_FORKED:
             return
+        if self.debugger is not None:
+            self.debugger.set_limit(0)
         error = self.release_idle(0, &released)
         if error is not None:
             raise error

@@ -15,14 +15,15 @@ from vpool.ipc import IpcHandle
 
 cdef handle_of(Lender pool, uint64_t address):
     """What another process opens a live block by.  Its segment stays with the pool from then on."""
-    cdef Core area = pool.areas.area_at(address)
+    cdef uint64_t base = pool.base_of(address)
+    cdef Core area = pool.areas.area_at(base)
     cdef Block block
     cdef Segment segment
     cdef char handle[64]
     cdef int status = STATUS_OK
     cdef bint found
     with nogil:
-        found = walk_find(area, address, &block) and block.state == BLOCK_LIVE and block.address == address
+        found = walk_find(area, base, &block) and block.state == BLOCK_LIVE and block.address == base
         # The block is the caller's, so its segment cannot go meanwhile.
         found = found and area.share(address, &segment)
         if found:
@@ -37,7 +38,8 @@ cdef handle_of(Lender pool, uint64_t address):
         )
     if status != STATUS_OK:
         raise source_error(area, status, "the driver does not share the segment")
+    # Behind the bytes that were asked for there may be a guard.
+    nbytes = block.stamp if pool.front else block.nbytes
     return IpcHandle(
-        handle[:64], segment.span.address, address - segment.span.address, block.nbytes, area.source.device,
-        area.source.name,
+        handle[:64], segment.span.address, address - segment.span.address, nbytes, area.source.device, area.source.name
     )

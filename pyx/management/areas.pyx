@@ -85,6 +85,7 @@ cdef class Areas:
         fixed.state.keeps = True
         self.fixed_address = fixed.state.segments[0].address
         self.fixed_bytes = fixed.state.segments[0].nbytes
+        self.core.kept = fixed.state.segments[0].span
         # The largest first, so that addresses are multiples of what sizes are.
         for size, count in reversed(numbers.blocks):
             if not fixed.cut(size, count):
@@ -122,7 +123,7 @@ cdef class Areas:
             return 0
         if request.common:
             request.arena = self.fixed_state.arenas[slot]
-            request.nbytes = round_up(request.requested, request.arena.rounding)
+            request.nbytes = round_up(request.requested + request.guards, request.arena.rounding)
             # It never grows, and has nothing to give back.
             if first == RUNG_SEARCH:
                 ladder_climb(self.fixed, request, RUNG_SEARCH, RUNG_MERGE)
@@ -132,12 +133,12 @@ cdef class Areas:
             if request.block_id or self.core_only and request.alignment == GRANULE:
                 return request.block_id
         request.arena = self.state.arenas[slot]
-        request.nbytes = round_up(request.requested, request.arena.rounding)
+        request.nbytes = round_up(request.requested + request.guards, request.arena.rounding)
         return ladder_climb(self.core, request, first, last)
 
     cdef bint hopeless(self, Request* request) noexcept nogil:
         """Whether a request can never be served; notes what is larger than every block of the core."""
-        if self.largest_block == 0 or request.requested <= self.largest_block:
+        if self.largest_block == 0 or request.requested + request.guards <= self.largest_block:
             return False
         if request.requested > self.largest_oversize:
             atomic_write(self.largest_oversize, request.requested)
@@ -159,6 +160,8 @@ cdef class Areas:
         cdef Request request
         if atomic_read(self.state.word) & (STATE_CLOSED | STATE_FORKED):
             return 0
+        if self.watcher != NULL:
+            return self.watcher_lends(self.watcher, arena, requested, address)
         request_init(self, &request, arena, requested, GRANULE)
         self.take(&request)
         address[0] = request.address
@@ -169,6 +172,8 @@ cdef class Areas:
         cdef bint found
         if atomic_read(self.state.word) & STATE_FORKED:
             return True                           # the block is the parent's
+        if self.watcher != NULL:
+            return self.watcher_takes(self.watcher, address)
         found = self.put(address, arena.slot)
         self.after_free()
         return found

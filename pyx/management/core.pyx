@@ -58,7 +58,7 @@ from vpool._management.state cimport (
 )
 from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.fork cimport fork_forget, fork_watch
-from vpool._storage.source cimport Source
+from vpool._storage.source cimport Range, Source
 
 cdef enum:
     MOST_SEGMENTS = 1 << 20
@@ -292,6 +292,7 @@ cdef class Core:
         cdef CoreState* state = &self.state
         cdef Arena* arena = request.arena
         cdef Segment segment
+        cdef bint overlaps
         cdef int status
         atomic_add(state.source_calls, 1)
         status = self.source.acquire(nbytes, &segment.span, &segment.handle)
@@ -301,6 +302,12 @@ cdef class Core:
             segment.handle.nbytes = nbytes
             self.settle_refused(&segment)
             return status
+        spin_lock(&state.lock)
+        overlaps = self.overlaps(&segment, request)
+        spin_unlock(&state.lock)
+        if overlaps:
+            self.not_taken(nbytes)                # and not given back: what would be freed is somebody's
+            return STATUS_OVERLAP
         segment.address = round_up(segment.span.address, GRANULE)
         segment.nbytes = round_down(segment.span.address + nbytes, GRANULE) - segment.address
         segment.arena = arena
@@ -496,6 +503,22 @@ cdef class Core:
         atomic_write(self.state.peak_reserved, self.state.reserved)
         spin_unlock(&self.state.lock)
         peaks_reset(self.state.peaks)
+
+    cdef bint overlaps(self, Segment* segment, Request* request) noexcept nogil:
+        """Whether the pool has a part of a segment that the source gave; the request tells which.  O(segments).
+
+        `state.lock` is held.
+        """
+        cdef Range* mine
+        cdef uint32_t i
+        for i in range(self.state.segment_count + 1):
+            mine = &self.kept if i == self.state.segment_count else &self.state.segments[i].span
+            if segment.span.address < mine.address + mine.nbytes and mine.address < (
+                    segment.span.address + segment.span.nbytes):
+                request.overlaps = segment.span
+                request.before = mine[0]
+                return True
+        return False
 
     cdef Segment* segment_of(self, uint64_t address) noexcept nogil:
         """The segment that `address` lies in, or NULL.  `state.lock` is held.  O(segments)."""

@@ -6,7 +6,7 @@ the exception, so that no caller below the interface ever meets Python.
 """
 from cpython.exc cimport PyErr_Clear
 from cuda.bindings cimport cydriver, cyruntime
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from vpool._storage.driver cimport STATUS_NEEDS_NEWER_DRIVER, STATUS_NOT_READY, STATUS_OK, Driver, gone_t
 
@@ -20,6 +20,8 @@ ctypedef int (*get_int_t)(int* value) noexcept nogil
 ctypedef int (*set_int_t)(int value) noexcept nogil
 ctypedef int (*copy_t)(void* to, const void* source, size_t nbytes, int kind) noexcept nogil
 ctypedef int (*fill_t)(uint64_t address, unsigned int word, size_t words, void* stream) noexcept nogil
+ctypedef int (*fill_on_t)(void* address, int byte, size_t nbytes, void* stream) noexcept nogil
+ctypedef int (*copy_on_t)(void* to, const void* source, size_t nbytes, int kind, void* stream) noexcept nogil
 ctypedef int (*plain_t)() noexcept nogil
 ctypedef int (*stream_create_t)(void** stream, unsigned int flags) noexcept nogil
 ctypedef int (*stream_id_t)(void* stream, unsigned long long* unique_id) noexcept nogil
@@ -187,6 +189,18 @@ cdef int _ipc_close(void* context, uint64_t address) noexcept nogil:
     return _settled((<event_t> cyruntime.cudaIpcCloseMemHandle)(<void*> address))
 
 
+cdef int _fill_on(void* context, uint64_t stream, uint64_t address, uint8_t byte, uint64_t nbytes) noexcept nogil:
+    return _settled((<fill_on_t> cyruntime.cudaMemsetAsync)(<void*> address, byte, nbytes, _stream(stream)))
+
+
+cdef int _read_on(void* context, uint64_t stream, void* host, uint64_t address, uint64_t nbytes) noexcept nogil:
+    cdef int status = _settled((<copy_on_t> cyruntime.cudaMemcpyAsync)(
+        host, <const void*> address, nbytes, cyruntime.cudaMemcpyKind.cudaMemcpyDeviceToHost, _stream(stream)))
+    # Also after a failure: the copy must not write to the host later.
+    cdef int waited = _settled((<event_t> cyruntime.cudaStreamSynchronize)(_stream(stream)))
+    return waited if status == STATUS_OK else status
+
+
 cdef const char* _error_name(int status) noexcept nogil:
     return (<name_t> cyruntime.cudaGetErrorName)(status)
 
@@ -232,4 +246,6 @@ cdef class CudaDriver(Driver):
         self.table.ipc_get = _ipc_get
         self.table.ipc_open = _ipc_open
         self.table.ipc_close = _ipc_close
+        self.table.fill_on = _fill_on
+        self.table.read_on = _read_on
         self.table.error_name = _error_name

@@ -1,5 +1,5 @@
 """The table of driver calls: counted, timed, and open to injected faults."""
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from vpool._base.clock cimport now_ns
 from vpool._base.lock cimport atomic_add, atomic_read, atomic_write
@@ -12,7 +12,7 @@ CALL_NAMES = (
     "malloc", "free", "memory_info", "device_count", "get_device", "set_device", "fill", "read", "write",
     "synchronize", "stream_create", "stream_destroy", "stream_id", "event_create", "event_destroy", "event_record",
     "event_query", "event_synchronize", "stream_wait_event", "stream_captures", "capture_info", "capture_mode",
-    "graph_retain", "ipc_get", "ipc_open", "ipc_close",
+    "graph_retain", "ipc_get", "ipc_open", "ipc_close", "fill_on", "read_on",
 )
 
 
@@ -245,6 +245,20 @@ cdef class Driver:
         if status == STATUS_OK:
             status = self.table.ipc_close(self.context, address)
         return _finished(self, CALL_IPC_CLOSE, started, status)
+
+    cdef int fill_on(self, uint64_t stream, uint64_t address, uint8_t byte, uint64_t nbytes) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_FILL_ON)
+        if status == STATUS_OK:
+            status = self.table.fill_on(self.context, stream, address, byte, nbytes)
+        return _finished(self, CALL_FILL_ON, started, status)
+
+    cdef int read_on(self, uint64_t stream, void* host, uint64_t address, uint64_t nbytes) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_READ_ON)
+        if status == STATUS_OK:
+            status = self.table.read_on(self.context, stream, host, address, nbytes)
+        return _finished(self, CALL_READ_ON, started, status)
 
     def error_name(self, int status):
         """Name of a status code, as CUDA spells it."""

@@ -16,6 +16,7 @@ from vpool._storage.driver cimport (
 )
 from vpool._storage.host_driver cimport (
     host_fill,
+    host_fill_on,
     host_map,
     host_read,
     host_unmap,
@@ -66,6 +67,11 @@ cdef int _memory_info(void* context, uint64_t* free, uint64_t* total) noexcept n
     total[0] = machine.capacity
     free[0] = machine.capacity - machine.used[current_device]
     return STATUS_OK
+
+
+cdef int _read_on(void* context, uint64_t stream, void* host, uint64_t address, uint64_t nbytes) noexcept nogil:
+    # It waits for the stream, which no capture allows.
+    return STATUS_CAPTURE_UNSUPPORTED if forbidden_in_capture(context) else host_read(context, host, address, nbytes)
 
 
 cdef int _device_count(void* context, int* count) noexcept nogil:
@@ -135,6 +141,8 @@ cdef class FakeCudaDriver(StreamedDriver):
         self.table.ipc_get = _ipc_get
         self.table.ipc_open = _ipc_open
         self.table.ipc_close = _ipc_close
+        self.table.fill_on = host_fill_on
+        self.table.read_on = _read_on
         self.table.error_name = status_name
 
     def used(self, int device=0):

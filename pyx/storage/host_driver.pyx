@@ -1,6 +1,6 @@
 """Driver calls over ordinary memory: page-aligned, zeroed on first touch, really writable."""
-from libc.stdint cimport uint32_t, uint64_t
-from libc.string cimport memcpy
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy, memset
 from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
 from posix.unistd cimport _SC_PAGESIZE, sysconf
 
@@ -90,6 +90,17 @@ cdef int host_write(void* context, uint64_t address, const void* host, uint64_t 
     return STATUS_OK
 
 
+# Nothing runs on a simulated stream, so its order is that of the calls.
+
+cdef int host_fill_on(void* context, uint64_t stream, uint64_t address, uint8_t byte, uint64_t nbytes) noexcept nogil:
+    memset(<void*> address, byte, nbytes)
+    return STATUS_OK
+
+
+cdef int host_read_on(void* context, uint64_t stream, void* host, uint64_t address, uint64_t nbytes) noexcept nogil:
+    return host_read(context, host, address, nbytes)
+
+
 cdef int _malloc(void* context, uint64_t* address, uint64_t nbytes) noexcept nogil:
     return host_map(address, nbytes)
 
@@ -134,4 +145,6 @@ cdef class HostDriver(StreamedDriver):
         self.table.fill = host_fill
         self.table.read = host_read
         self.table.write = host_write
+        self.table.fill_on = host_fill_on
+        self.table.read_on = host_read_on
         self.table.error_name = status_name

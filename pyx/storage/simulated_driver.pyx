@@ -1,5 +1,5 @@
 """Driver calls that give addresses and no memory: for replay, tuning and tests."""
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from vpool._base.lock cimport spin_lock, spin_unlock
 from vpool._storage.driver cimport STATUS_CAPTURE_UNSUPPORTED, STATUS_INVALID_VALUE, STATUS_OK, STATUS_OUT_OF_MEMORY
@@ -62,6 +62,16 @@ cdef int _no_memory_to_write(void* context, uint64_t address, const void* host, 
     return STATUS_INVALID_VALUE
 
 
+cdef int _no_memory_to_fill_on(void* context, uint64_t stream, uint64_t address, uint8_t byte,
+                               uint64_t nbytes) noexcept nogil:
+    return STATUS_INVALID_VALUE
+
+
+cdef int _no_memory_to_read_on(void* context, uint64_t stream, void* host, uint64_t address,
+                               uint64_t nbytes) noexcept nogil:
+    return STATUS_INVALID_VALUE
+
+
 cdef class SimulatedDriver(StreamedDriver):
     """Addresses only.
 
@@ -88,12 +98,18 @@ cdef class SimulatedDriver(StreamedDriver):
         self.table.fill = _no_memory_to_fill
         self.table.read = _no_memory_to_read
         self.table.write = _no_memory_to_write
+        self.table.fill_on = _no_memory_to_fill_on
+        self.table.read_on = _no_memory_to_read_on
         self.table.error_name = status_name
 
     @property
     def used(self):
         """Bytes that are out."""
         return self.device.used
+
+    def set_next_address(self, uint64_t address):
+        """Let the next segment begin at an address, which is perhaps another's: a source that is broken."""
+        self.device.next_address = address
 
     def set_free(self, uint64_t nbytes):
         """Let somebody else hold so much that `nbytes` are left."""

@@ -1,6 +1,6 @@
 """Sources: one kind so far, whose range and handle are one allocation of the driver."""
 cimport cython
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from vpool._storage.driver cimport (
     CAPTURE_ACTIVE,
@@ -314,3 +314,19 @@ cdef class Source:
         if status != STATUS_OK:
             return status
         return self._leave_device(previous, self.driver.read(host, address, nbytes))
+
+    cdef int fill_on(self, uint64_t stream, uint64_t address, uint8_t byte, uint64_t nbytes) noexcept nogil:
+        """Set bytes in the order of a stream's work."""
+        cdef int previous
+        cdef int status = self._enter_device(&previous)
+        if status != STATUS_OK:
+            return status
+        return self._leave_device(previous, self.driver.fill_on(stream, address, byte, nbytes))
+
+    cdef int read_on(self, uint64_t stream, void* host, uint64_t address, uint64_t nbytes) noexcept nogil:
+        """Copy bytes to the host in the order of a stream's work, and wait for them."""
+        cdef int previous, mode
+        cdef int status = self._enter_relaxed(&previous, &mode)
+        if status != STATUS_OK:
+            return status
+        return self._leave_relaxed(previous, mode, self.driver.read_on(stream, host, address, nbytes))

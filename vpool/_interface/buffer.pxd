@@ -16,3 +16,5 @@ cdef class Buffer:
     cdef int must_be_mine(self) except -1
     cdef bint put(self) noexcept
     cdef bint put_on(self, int slot) noexcept
+    cdef bint close_held(self, stream) except -1
+    cdef bint drop_held(self) noexcept

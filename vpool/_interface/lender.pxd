@@ -15,11 +15,15 @@ cdef class Lender:
     cdef Arena* default_arena     # of slot 0, the legacy default stream
     cdef StreamTable streams
     cdef Pressure pressure
+    cdef object debugger          # vpool.debugging.Debugger, or None
+    cdef uint64_t front           # bytes that a block with a guard begins before its caller's address
     cdef readonly str name
     cdef object __weakref__
 
     cdef Arena* arena_for(self, stream) except NULL
     cdef BlockId lend(self, Arena** arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0
+    cdef BlockId lend_watched(self, Arena** arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0
+    cdef int watch(self, debugger) except -1
     cdef int must_be_mine(self) except -1
     cdef int must_be_open(self) except -1
     cdef int freeing_slot(self, stream, int gone) except -1
@@ -27,7 +31,9 @@ cdef class Lender:
     cdef int take_back(self, uint64_t address, stream) except -1
     cdef release_idle(self, uint64_t keep, uint64_t* released)
     cdef void after_free(self) noexcept
+    cdef uint64_t base_of(self, uint64_t address) except? 0
     cdef bint holds(self, uint64_t address) noexcept
+    cdef records(self)
     cdef stray_error(self, uint64_t address)
 
 

@@ -5,6 +5,7 @@ from vpool._interface.lender cimport Lender
 
 cdef class Pool(Lender):
     cdef readonly object strategy
+    cdef readonly object debug    # vpool.modes.Modes
     cdef object numbers           # what the strategy comes to here
     cdef object maintainer        # its helper thread, if one is wanted
 

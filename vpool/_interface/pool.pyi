@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from os import PathLike
 from types import TracebackType
 from typing import Self, SupportsIndex
@@ -7,6 +7,8 @@ from vpool._interface.buffer import Buffer
 from vpool._interface.lender import Lender
 from vpool._storage.source import Source
 from vpool.ipc import IpcHandle
+from vpool.leaks import Leaks
+from vpool.modes import Modes
 from vpool.policy import Policy
 from vpool.report import Report
 from vpool.stats import PoolStats
@@ -25,6 +27,7 @@ class Pool(Lender):
         minimum_remainder: SupportsIndex = 256,
         maintain_every: float | None = None,
         captures: bool = True,
+        debug: str | Iterable[str] | None = None,
     ) -> Self: ...
     @classmethod
     def from_policy(
@@ -33,6 +36,7 @@ class Pool(Lender):
         source: str | Source | None = None,
         device: int | None = None,
         name: str | None = None,
+        debug: str | Iterable[str] | None = None,
     ) -> Self: ...
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -44,6 +48,8 @@ class Pool(Lender):
     ) -> None: ...
     @property
     def strategy(self) -> Strategy: ...
+    @property
+    def debug(self) -> Modes: ...
     @property
     def source(self) -> Source: ...
     @property
@@ -66,6 +72,7 @@ class Pool(Lender):
     def captures(self) -> tuple[int, ...]: ...
     def on_pressure(self, fn: Callable[[int], object], priority: int = 0) -> None: ...
     def inspect(self) -> Report: ...
+    def leaks(self) -> Leaks: ...
     @property
     def core_share(self) -> float | None: ...
     def apply(self, policy: str | PathLike[str] | Policy | Strategy) -> None: ...

@@ -34,6 +34,10 @@ cdef class Areas:
     cdef readonly tuple block_sizes
     cdef uint64_t headroom        # see `maintain`
     cdef uint64_t peak_seen
+    # Where a pool watches its blocks, compiled callers go its way too: through the interface, with the GIL.
+    cdef void* watcher
+    cdef BlockId (*watcher_lends)(void* watcher, Arena* arena, uint64_t requested, uint64_t* address) noexcept nogil
+    cdef bint (*watcher_takes)(void* watcher, uint64_t address) noexcept nogil
     cdef uint64_t live_when_looked  # live blocks when a closed pool last looked for idle segments
 
     cdef BlockId climb(self, Request* request, int first, int last) noexcept nogil

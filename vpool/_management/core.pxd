@@ -9,10 +9,11 @@ from vpool._management.index cimport live_remove
 from vpool._management.state cimport CoreState, Request, Segment
 from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.fork cimport Watched
-from vpool._storage.source cimport Source
+from vpool._storage.source cimport Range, Source
 
 cdef enum:
     STATUS_MISALIGNED = -1        # of `add_segment`: the base is no multiple of the granule; ask for one more
+    STATUS_OVERLAP = -2           # and: the source gave what the pool has already
 
 
 cdef class Core:
@@ -21,6 +22,7 @@ cdef class Core:
     cdef readonly Source source
     cdef bint may_wait            # for work on the device, before a request fails
     cdef Core partner             # the pool's other area, if this is its fixed core
+    cdef Range kept               # the fixed core's segment, in the area that grows
     cdef uint64_t minimum_remainder
     cdef uint64_t rounding
 
@@ -55,6 +57,7 @@ cdef class Core:
     cdef int drain(self) noexcept nogil
     cdef bint share(self, uint64_t address, Segment* segment) noexcept nogil
     cdef void reset_peaks(self) noexcept nogil
+    cdef bint overlaps(self, Segment* segment, Request* request) noexcept nogil
     cdef Segment* segment_of(self, uint64_t address) noexcept nogil
 
 

@@ -91,6 +91,7 @@ cdef struct Request:
     uint64_t alignment
     uint16_t tag
     bint common                   # the fixed core may serve it, if the pool has one
+    uint64_t guards               # bytes beside the block that are lent with it
     # Out: the block, and what happened on the way.
     BlockId block_id
     uint64_t address
@@ -99,6 +100,8 @@ cdef struct Request:
     uint64_t refused              # bytes of the smallest request that the source refused
     int status                    # of the source's last refusal
     bint no_record                # host memory for block records ran out
+    Range overlaps                # what the source gave although the pool has it, or a part of it, already
+    Range before                  # and the segment that has it
 
 cdef struct CoreState:
     uint32_t word                 # StateBits

@@ -1,5 +1,5 @@
 """The table of driver calls: the one way from vpool to a device, counted, timed and replaceable."""
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 # Status codes are CUDA's; sources that are no CUDA use the same numbers.
 cdef enum:
@@ -57,6 +57,8 @@ cdef enum Call:
     CALL_IPC_GET
     CALL_IPC_OPEN
     CALL_IPC_CLOSE
+    CALL_FILL_ON
+    CALL_READ_ON
     CALL_KINDS
 
 ctypedef void (*gone_t)(void* data) noexcept nogil
@@ -93,6 +95,9 @@ cdef struct DriverTable:
     int (*ipc_get)(void* context, uint64_t address, uint64_t nbytes, char* handle) noexcept nogil
     int (*ipc_open)(void* context, const char* handle, uint64_t* address) noexcept nogil
     int (*ipc_close)(void* context, uint64_t address) noexcept nogil
+    # In stream order; a read returns when the bytes are there.
+    int (*fill_on)(void* context, uint64_t stream, uint64_t address, uint8_t byte, uint64_t nbytes) noexcept nogil
+    int (*read_on)(void* context, uint64_t stream, void* host, uint64_t address, uint64_t nbytes) noexcept nogil
     const char* (*error_name)(int status) noexcept nogil
 
 cdef struct CallStats:
@@ -144,3 +149,5 @@ cdef class Driver:
     cdef int ipc_get(self, uint64_t address, uint64_t nbytes, char* handle) noexcept nogil
     cdef int ipc_open(self, const char* handle, uint64_t* address) noexcept nogil
     cdef int ipc_close(self, uint64_t address) noexcept nogil
+    cdef int fill_on(self, uint64_t stream, uint64_t address, uint8_t byte, uint64_t nbytes) noexcept nogil
+    cdef int read_on(self, uint64_t stream, void* host, uint64_t address, uint64_t nbytes) noexcept nogil

@@ -1,5 +1,5 @@
 """What a source is: ranges of address space, and handles of memory that are mapped into them."""
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from vpool._storage.driver cimport Driver
 
@@ -46,3 +46,5 @@ cdef class Source:
     cdef int share(self, uint64_t address, uint64_t nbytes, char* handle) noexcept nogil
     cdef int fill(self, uint64_t address, uint32_t word, uint64_t words) noexcept nogil
     cdef int read(self, void* host, uint64_t address, uint64_t nbytes) noexcept nogil
+    cdef int fill_on(self, uint64_t stream, uint64_t address, uint8_t byte, uint64_t nbytes) noexcept nogil
+    cdef int read_on(self, uint64_t stream, void* host, uint64_t address, uint64_t nbytes) noexcept nogil

@@ -1,0 +1,15 @@
+"""Device memory, written and read in stream order: only the debug modes do that."""
+from libc.stdint cimport uint64_t
+
+from vpool._management.areas cimport Areas
+
+
+cdef class Access:
+    cdef Areas areas
+
+    cdef bint enter(self, int slot, bint named) noexcept nogil
+    cdef int leave(self, int slot, int status) noexcept nogil
+    cdef int get_ready(self, int slot, bint named) noexcept nogil
+    cdef int fill_on(self, int slot, bint named, uint64_t address, int byte, uint64_t nbytes) noexcept nogil
+    cdef int read_on(self, int slot, bint named, void* host, uint64_t address, uint64_t nbytes) noexcept nogil
+    cdef int come_after(self, int slot, int other, bint named) noexcept nogil

@@ -1,0 +1,474 @@
+"""The debug modes of a pool: guards around blocks, poison, quarantine, call sites, and a report at exit."""
+
+import atexit
+import collections
+import contextlib
+import dataclasses
+import gc
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+
+import numpy as np
+
+from vpool.errors import DoubleFreeError, ForeignPointerError, GuardError
+from vpool.leaks import UNKNOWN_SITE, Leaks
+from vpool.sites import NOT_SAMPLED, Sites
+
+__all__ = ["Debugger", "NotLive"]
+
+logger = logging.getLogger("vpool")
+
+GUARDED = 0xFD  # what bytes beside a block hold
+UNSET = 0xCD  # of a block that was lent
+FREED = 0xDD  # of one that was freed
+
+_GRANULE = 256  # bytes
+_MOST_WAITING = 1 << 16  # blocks in quarantine
+_MOST_FREED = 1 << 16  # addresses whose last free is remembered
+_PIECE = 4 << 20  # bytes of a freed block that are looked at together
+
+
+class NotLive(LookupError):
+    """There is no live block at an address.  Never leaves the pool, which knows better what there is."""
+
+
+class _Block:
+    """A block that is live, or was."""
+
+    __slots__ = (
+        "address", "base", "born", "freed_at", "freer", "guarded", "nbytes", "poisoned", "requested", "site", "slot",
+        "users",
+    )  # fmt: skip
+
+    def __init__(self, address, base, nbytes, requested, slot, site):
+        self.address = address  # as the caller knows it
+        self.base = base  # as the pool does
+        self.nbytes = nbytes  # from there
+        self.requested = requested
+        self.slot = slot
+        self.site = site
+        self.born = time.monotonic()
+        self.guarded = False
+        self.users: tuple[int, ...] = ()  # slots of further streams
+        self.freer = None  # slot that it was freed on; None: its own
+        self.freed_at = None
+        self.poisoned = False
+
+    def holds(self, address):
+        return self.base <= address < self.base + self.nbytes
+
+    @property
+    def last_slot(self):
+        return self.slot if self.freer is None else self.freer
+
+
+class Debugger:
+    """What watches the blocks of one pool.
+
+    It knows each live block by the address that its caller has, which lies `front` bytes inside what the
+    pool has lent.  A free first makes the block one that was freed, so that of two threads one succeeds;
+    only then is memory touched.
+
+    Parameters
+    ----------
+    name : str
+        Of the pool.
+    modes : vpool.modes.Modes
+    access : vpool._interface.access.Access
+    limit : int
+        Bytes that the pool may reserve.
+
+    Notes
+    -----
+    Thread safety: every method may be called from any thread, and in the middle of another one: a buffer
+    may be dropped by a garbage collection at any moment.
+    """
+
+    def __init__(self, name, modes, access, limit):
+        self.name = name
+        self.modes = modes
+        self.process = os.getpid()
+        self._access = access
+        self._sites = Sites(modes.sites, modes.depth) if modes.sites else None
+        self._changing = threading.RLock()  # of what follows; nothing is called while it is held
+        self._live: dict[int, _Block] = {}
+        self._freed: collections.OrderedDict[int, _Block] = collections.OrderedDict()  # lately
+        self._waiting: collections.OrderedDict[int, _Block] = collections.OrderedDict()
+        self._waiting_bytes = 0
+        self.set_limit(limit)
+        if modes.leaks:
+            _reported_at_exit.add(self)
+
+    def set_limit(self, limit):
+        """The pool may reserve so many bytes from now on; 0 for one that is closed."""
+        self.bound = min(self.modes.quarantine, limit // 8)
+        self._release(self.bound)
+
+    def front(self, alignment):
+        """Bytes before the caller's address, which keep it aligned."""
+        return -(-self.modes.guard // alignment) * alignment
+
+    # A block's way out, and back.
+
+    def lent(self, base, front, nbytes, requested, slot):
+        """Watch a block that the pool has just lent on a stream that was just named; nobody has it yet."""
+        site = None
+        if self._sites is not None:
+            site = self._sites.here() if self._sites.sampled() else NOT_SAMPLED
+        block = _Block(base + front, base, nbytes, requested, slot, site)
+        if self._may_touch(slot, True):
+            if self.modes.poison:
+                self._access.fill(slot, True, block.address, UNSET, requested)
+            if self.modes.guard:
+                self._fill_guards(block, slot, True)
+                block.guarded = True
+        with self._changing:
+            self._freed.pop(block.address, None)
+            self._live[block.address] = block
+
+    def free(self, address, slot=None, *, surely=False):
+        """Take a block back.
+
+        Parameters
+        ----------
+        address : int
+            As its caller knows it.
+        slot : int, optional
+            Of the stream it is freed on, which was just named; its own if not given.
+        surely : bool
+            Free it also where bytes beside it were written, and report that.
+
+        Returns
+        -------
+        GuardError or None
+            Otherwise the error to raise: the block has a new guard, and stays live.
+
+        Raises
+        ------
+        NotLive
+            Where there is no live block.
+        SourceError
+            Where memory cannot be read or filled; the block stays live.
+        """
+        block = self._take(address)
+        try:
+            block.freer = slot
+            if self._sites is not None and block.site is not NOT_SAMPLED:
+                block.freed_at = self._sites.here()
+            damage = self._examine(block, slot is not None, surely)
+        except BaseException:
+            self._take_back(block)
+            raise
+        if damage is not None:
+            if not surely:
+                self._take_back(block)
+                return damage
+            self._report(damage)
+        if block.nbytes <= self.bound:
+            with self._changing:
+                self._waiting[address] = block
+                self._waiting_bytes += block.nbytes
+            self._release(self.bound)
+        else:
+            self._access.put(block.base, block.freer)
+        return None
+
+    def _take(self, address):
+        """The live block at an address, which from now on is one that was freed."""
+        with self._changing:
+            block = self._live.pop(address, None)
+            if block is not None:
+                self._freed[address] = block
+                while len(self._freed) > _MOST_FREED:
+                    self._freed.popitem(last=False)
+        if block is None:
+            raise NotLive(address)
+        return block
+
+    def _take_back(self, block):
+        """Make a block live again whose free has failed."""
+        block.freer = block.freed_at = None
+        with self._changing:
+            self._freed.pop(block.address, None)
+            self._live[block.address] = block
+
+    def _examine(self, block, named, surely):
+        """Look at the guards of a block that is being freed, and poison it, in stream order; what is wrong."""
+        slot = block.last_slot
+        damage = None
+        if not self._may_touch(slot, named):
+            return None
+        if not all(self._access.follow(slot, user, named) for user in {block.slot, *block.users} - {slot}):
+            return None
+        if block.guarded:
+            damage = self._damage(block, slot, named)
+        if damage is not None and not surely:
+            self._fill_guards(block, slot, named)
+        elif self.modes.poison:
+            self._access.fill(slot, named, block.base, FREED, block.nbytes)
+            block.poisoned = True
+        return damage
+
+    def drop(self, address):
+        """Take the block of a dropped buffer back; what is wrong is reported, since nobody can catch it."""
+        try:
+            if not sys.is_finalizing():
+                self.free(address, surely=True)
+                return
+        except NotLive:
+            return  # another thread was faster
+        except AttributeError:
+            pass  # a collection that takes the pool apart has been here
+        except Exception as error:
+            self._report(error)
+        with self._changing:
+            block = self._live.pop(address, None)
+        if block is not None:
+            self._access.put(block.base, None)
+
+    def use(self, address, slot):
+        """Note that a further stream uses a block."""
+        with self._changing:
+            block = self._live.get(address)
+            if block is not None:
+                block.users = (*block.users, slot)
+
+    def base_of(self, address):
+        """Address of a live block as the pool knows it."""
+        block = self._live.get(address)
+        if block is None:
+            raise NotLive(address)
+        return block.base
+
+    def forget(self, address):
+        """Watch a block no more that its caller never got."""
+        with self._changing:
+            self._live.pop(address, None)
+
+    def is_live(self, address):
+        """Whether a block is with its caller."""
+        # Where a collection takes the pool apart, it may have emptied this object before it drops the buffers.
+        return address in self.__dict__.get("_live", ())
+
+    def _may_touch(self, slot, named):
+        """Whether memory is to be looked at, and can be: not while the stream captures."""
+        return (self.modes.guard or self.modes.poison) and self._access.may(slot, named)
+
+    # Quarantine.
+
+    def release_all(self, nbytes=0):
+        """Give back all that waits in quarantine: the pool is trimmed, or cannot serve a request."""
+        self._release(0)
+
+    def _release(self, bound):
+        """Let the oldest blocks out of quarantine until at most `bound` bytes are left there."""
+        while True:
+            with self._changing:
+                if self._waiting_bytes <= bound and len(self._waiting) <= (_MOST_WAITING if bound else 0):
+                    return
+                _, block = self._waiting.popitem(last=False)
+                self._waiting_bytes -= block.nbytes
+            try:
+                error = self._written_late(block)
+            except Exception as failed:
+                error = failed
+            if error is not None:
+                self._report(error)
+            self._access.put(block.base, block.freer)
+
+    def _written_late(self, block):
+        """The exception for a block that was written after its free; None where it holds its poison."""
+        slot = block.last_slot
+        if not block.poisoned or not self._may_touch(slot, False):
+            return None
+        for start in range(0, block.nbytes, _PIECE):
+            nbytes = min(_PIECE, block.nbytes - start)
+            content = np.frombuffer(self._access.read(slot, False, block.base + start, nbytes), np.uint8)
+            wrong = np.flatnonzero(content != FREED)
+            if len(wrong):
+                found, offset = int(content[wrong[0]]), block.base - block.address + start + int(wrong[0])
+                return GuardError(
+                    f"pool {self.name!r}: {found:#04x} was written {_place(block, offset)} after it was freed."
+                    f"{self._history(block)}",
+                    block.address,
+                    block.requested,
+                    offset,
+                    found,
+                )
+        return None
+
+    # Guards.
+
+    def _guards(self, block):
+        """Address and bytes of what is guarded before and behind a block."""
+        end = block.address + block.requested
+        behind = min(block.base + block.nbytes, -(-(end + self.modes.guard) // _GRANULE) * _GRANULE)
+        return (block.address - self.modes.guard, self.modes.guard), (end, behind - end)
+
+    def _fill_guards(self, block, slot, named):
+        for address, nbytes in self._guards(block):
+            self._access.fill(slot, named, address, GUARDED, nbytes)
+
+    def _damage(self, block, slot, named):
+        """The exception for a block whose guards do not hold what they should; None where they do."""
+        wrong: list[tuple[int, int]] = []
+        for address, nbytes in self._guards(block):
+            content = np.frombuffer(self._access.read(slot, named, address, nbytes), np.uint8)
+            places = np.flatnonzero(content != GUARDED)
+            wrong += zip(content[places].tolist(), (places + (address - block.address)).tolist(), strict=True)
+        if not wrong:
+            return None
+        # The one nearest to the block.
+        found, offset = min(wrong, key=lambda one: -one[1] if one[1] < 0 else one[1] - block.requested + 1)
+        others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        return GuardError(
+            f"pool {self.name!r}: {found:#04x} was written {_place(block, offset)}{others}"
+            f", stream {self._access.stream_of(block.slot):#x}.{self._history(block)}",
+            block.address,
+            block.requested,
+            offset,
+            found,
+        )
+
+    def check(self):
+        """Look at the guards of all live blocks, and at all that waits in quarantine.
+
+        Returns
+        -------
+        GuardError or None
+            For the first that is not whole.  Nothing is changed.
+        """
+        with self._changing:
+            live, waiting = list(self._live.values()), list(self._waiting.values())
+        for block in live:
+            looks = block.guarded and self._may_touch(block.slot, False)
+            error = self._damage(block, block.slot, False) if looks else None
+            # Unless it was freed meanwhile, and its memory is another's.
+            if error is not None and self._live.get(block.address) is block:
+                return error
+        for block in waiting:
+            error = self._written_late(block)
+            if error is not None and self._waiting.get(block.address) is block:
+                return error
+        return None
+
+    def _report(self, error):
+        """Tell of what nobody can catch: the log, and ``sys.unraisablehook``, which writes to standard error."""
+        with contextlib.suppress(Exception):
+            logger.info("%s", error)
+        self._access.tell(error, f"pool {self.name!r}")
+
+    # What people read.
+
+    def stray(self, address):
+        """The exception for an address that is no live block; None where the pool's records know more."""
+        with self._changing:
+            live, waiting = list(self._live.values()), list(self._waiting.values())
+            freed = self._freed.get(address)
+        for block in live:
+            if block.address == address:
+                return DoubleFreeError(
+                    f"{address:#x} was freed in pool {self.name!r}, and is another block's now.{self._history(block)}"
+                )
+            # An older block may have begun inside this one.
+            if block.holds(address):
+                return ForeignPointerError(
+                    f"{address:#x} lies {_place(block, address - block.address)}, which is live.{self._history(block)}"
+                )
+        if freed is not None:
+            waits = ", and waits in quarantine" if address in self._waiting else ""
+            return DoubleFreeError(f"{address:#x} is free already in pool {self.name!r}{waits}.{self._history(freed)}")
+        for block in waiting:
+            if block.holds(address):
+                return ForeignPointerError(
+                    f"{address:#x} lies {_place(block, address - block.address)}, which is free.{self._history(block)}"
+                )
+        return None
+
+    def _history(self, block):
+        """Where a block was allocated and freed, as a sentence, as far as it is known."""
+        if block.site is None:
+            return ""
+        if block.site is NOT_SAMPLED:
+            return f" Where it was allocated was {NOT_SAMPLED}."
+        return f" Allocated at {block.site}{'' if block.freed_at is None else f', freed at {block.freed_at}'}."
+
+    def stats(self, stats):
+        """The pool's counters, with what waits in quarantine as pending."""
+        with self._changing:
+            waiting = list(self._waiting.values())
+        nbytes = sum(block.nbytes for block in waiting)
+        return dataclasses.replace(
+            stats,
+            allocated_bytes=stats.allocated_bytes - nbytes,
+            requested_bytes=stats.requested_bytes - sum(block.requested for block in waiting),
+            pending_bytes=stats.pending_bytes + nbytes,
+            frees=stats.frees + len(waiting),
+        )
+
+    def records(self, figures, blocks, segments):
+        """A copy of the pool's records, with what waits in quarantine as pending."""
+        with self._changing:
+            waiting = [block.base for block in self._waiting.values()]
+        held = np.isin(blocks["address"], np.array(waiting, np.uint64)) & (blocks["state"] == "live")
+        blocks["state"][held] = "pending"
+        blocks["requested"][held] = 0
+        figures["guarded"] = self.modes.guard > 0
+        if figures["core"] is not None:
+            in_core = blocks[held & (blocks["segment"] == 0)]
+            figures["core"]["allocated_bytes"] -= int(in_core["nbytes"].sum(dtype=np.uint64))
+        return figures, blocks, segments
+
+    def leaks(self):
+        """What is live, by site."""
+        now = time.monotonic()
+        with self._changing:
+            live = list(self._live.values())
+        return Leaks(
+            self.name,
+            [
+                (
+                    block.site or UNKNOWN_SITE,
+                    block.requested,
+                    block.nbytes,
+                    now - block.born,
+                    self._access.stream_of(block.slot),
+                )
+                for block in live
+            ],
+        )
+
+
+def _bytes(count):
+    return f"{count:,} byte{'' if count == 1 else 's'}"
+
+
+def _place(block, offset):
+    """Where a byte lies, by its distance from the start of a block."""
+    what = f"the block of {_bytes(block.requested)} at {block.address:#x}"
+    if offset < 0:
+        return f"{_bytes(-offset)} before the start of {what}"
+    if offset >= block.requested:
+        return f"{_bytes(offset - block.requested + 1)} after the end of {what}"
+    return f"{_bytes(offset)} inside {what}"
+
+
+# At exit.
+
+_reported_at_exit: "weakref.WeakSet[Debugger]" = weakref.WeakSet()
+
+
+@atexit.register
+def _report_leaks():
+    with contextlib.suppress(Exception):
+        if not _reported_at_exit:
+            return
+        gc.collect()  # what only a collection would free is no leak
+        for debugger in sorted(_reported_at_exit, key=lambda one: one.name):
+            leaks = debugger.leaks()
+            if leaks and debugger.process == os.getpid():  # a child of a fork has nothing to give back
+                print(f"vpool at exit: {leaks}", file=sys.stderr)
