@@ -38,6 +38,7 @@ MODULES = {
         "lender",
         "buffer",
         "sharing",
+        "upkeep",
         "pool",
         "replay",
         "bench",

@@ -3,7 +3,6 @@ from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from vpool._base.clock cimport now_ns
 from vpool._base.lock cimport atomic_add, atomic_read, atomic_write
-
 from vpool._storage.fork cimport fork_count
 
 from vpool.errors import ForkedProcessError, SourceError
@@ -34,6 +33,18 @@ cdef inline int _finished(Driver driver, Call call, uint64_t started, int status
     return status
 
 
+cdef int _no_ipc_get(void* context, uint64_t address, uint64_t nbytes, char* handle) noexcept nogil:
+    return STATUS_NOT_SUPPORTED
+
+
+cdef int _no_ipc_open(void* context, const char* handle, uint64_t* address) noexcept nogil:
+    return STATUS_NOT_SUPPORTED
+
+
+cdef int _no_ipc_close(void* context, uint64_t address) noexcept nogil:
+    return STATUS_NOT_SUPPORTED
+
+
 cdef class Driver:
     """A table of driver calls.  Subclasses fill it; tests replace it.
 
@@ -42,6 +53,9 @@ cdef class Driver:
 
     def __cinit__(self):
         self.forks = fork_count()
+        self.table.ipc_get = _no_ipc_get
+        self.table.ipc_open = _no_ipc_open
+        self.table.ipc_close = _no_ipc_close
 
     @property
     def forked(self):

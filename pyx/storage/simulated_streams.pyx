@@ -22,7 +22,6 @@ from vpool._storage.driver cimport (
     STATUS_INVALID_HANDLE,
     STATUS_INVALID_VALUE,
     STATUS_NOT_READY,
-    STATUS_NOT_SUPPORTED,
     STATUS_OK,
     STATUS_OUT_OF_MEMORY,
     Driver,
@@ -371,18 +370,6 @@ cdef int _graph_retain(void* context, uint64_t graph, gone_t gone, void* data) n
     return STATUS_OK
 
 
-cdef int _no_ipc_get(void* context, uint64_t address, uint64_t nbytes, char* handle) noexcept nogil:
-    return STATUS_NOT_SUPPORTED
-
-
-cdef int _no_ipc_open(void* context, const char* handle, uint64_t* address) noexcept nogil:
-    return STATUS_NOT_SUPPORTED
-
-
-cdef int _no_ipc_close(void* context, uint64_t address) noexcept nogil:
-    return STATUS_NOT_SUPPORTED
-
-
 cdef class StreamedDriver(Driver):
     """A driver with simulated streams.  Subclasses call `give_streams` with the head of their context."""
 
@@ -406,9 +393,6 @@ cdef class StreamedDriver(Driver):
         self.table.capture_mode = _capture_mode
         self.table.graph_retain = _graph_retain
         self.captures = &streams.captures.open
-        self.table.ipc_get = _no_ipc_get
-        self.table.ipc_open = _no_ipc_open
-        self.table.ipc_close = _no_ipc_close
         return 0
 
     def __dealloc__(self):

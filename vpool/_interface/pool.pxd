@@ -1,9 +1,9 @@
 """Pools, for Python and for cimport."""
 from vpool._interface.buffer cimport Buffer
-from vpool._interface.lender cimport Lender
+from vpool._interface.upkeep cimport Upkeep
 
 
-cdef class Pool(Lender):
+cdef class Pool(Upkeep):
     cdef readonly object strategy
     cdef readonly object debug    # vpool.modes.Modes
     cdef object numbers           # what the strategy comes to here

@@ -1,0 +1,164 @@
+"""What a pool tells about itself, and what it does to stay in shape."""
+cimport cython
+from libc.stdint cimport uint64_t
+
+from vpool._interface.diagnosis cimport source_error
+from vpool._interface.lender cimport Lender
+from vpool._interface.snapshot cimport read_core_share, read_crossings, read_ladder, read_stats
+from vpool._management.walk cimport Broken
+from vpool._storage.driver cimport STATUS_OK
+
+from vpool.report import Report
+from vpool.sizes import parse_size
+
+
+@cython.no_gc_clear   # the collector must not drop `core` while `__dealloc__` of a buffer may need it
+@cython.binding(False)
+cdef class Upkeep(Lender):
+    """Figures, checks and maintenance.  Made as `Pool`."""
+
+    @property
+    def ladder(self):
+        """What misses tried, as a dict of ``(tries, successes)`` by rung, in the order of the ladder."""
+        self.must_be_mine()
+        return read_ladder(self.areas)
+
+    @property
+    def crossings(self):
+        """What memory that crossed streams cost, as a dict of counts.
+
+        ``crossings`` blocks went from one stream to another, for which streams were made to wait
+        ``waits`` times, of these ``overwaits`` for more than needed, and the device ``drains`` times.
+        """
+        self.must_be_mine()
+        return read_crossings(self.areas)
+
+    @property
+    def stats(self):
+        """The counters of this moment, a `PoolStats`, read in O(1) without any lock."""
+        self.must_be_mine()
+        stats = read_stats(self.areas)
+        return stats if self.debugger is None else self.debugger.stats(stats)
+
+    def inspect(self):
+        """The report of this moment.
+
+        Returns
+        -------
+        Report
+
+        Notes
+        -----
+        Runtime complexity: O(blocks); about 10 ns a block of it under the pool's locks.
+        """
+        self.must_be_mine()
+        return Report(*self.records())
+
+    @property
+    def core_share(self):
+        """Share of all requests that the strategy's fixed core served; None without a core."""
+        self.must_be_mine()
+        return read_core_share(self.areas)
+
+    @property
+    def captures(self):
+        """Ids of the captures that memory of this pool is kept for."""
+        self.must_be_mine()
+        return self.streams.capture_ids()
+
+    def maintain(self):
+        """Do ahead of need what requests would wait for.
+
+        Where more of a hybrid's core is live than its watermark, the dynamic area grows: by its first
+        segment, and later, while the pool has more live than ever, until it has room for the largest
+        request that it once had to grow for.  Call it between steps, or wherever a wait for the source
+        does no harm.
+
+        Raises
+        ------
+        ClosedPoolError
+            After `close`.
+        SourceError
+            Where the source fails for another reason than want of memory.
+        """
+        cdef int status
+        self.must_be_open()
+        with nogil:
+            status = self.areas.maintain()
+        if status != STATUS_OK:
+            raise source_error(self.core, status, "the source failed when the pool grew ahead of need")
+
+    def coalesce(self):
+        """Merge what can be merged without moving data or waiting.
+
+        Memory that streams lent one another goes home where its last use is complete, and merges
+        with its neighbours there; so does pending memory that has become ready.
+
+        Returns
+        -------
+        int
+            Bytes by which the largest free block has grown.
+        """
+        before = self.inspect().largest_free_bytes
+        self.streams.settle()
+        with nogil:
+            self.areas.coalesce()
+        return max(0, self.inspect().largest_free_bytes - before)
+
+    def trim(self, keep=0):
+        """Wait for the device, then give memory that is wholly free back to the source.
+
+        Parameters
+        ----------
+        keep : int or str
+            Bytes that stay reserved, if that many are.
+
+        Returns
+        -------
+        int
+            Bytes that went back.
+
+        Raises
+        ------
+        SourceError
+            Where the source refuses to take memory; it stays with the pool.
+        """
+        cdef uint64_t least = parse_size(keep, "keep")
+        cdef uint64_t released = 0
+        self.must_be_mine()
+        error = self.release_idle(least, &released)
+        if error is not None:
+            raise error
+        return released
+
+    def reset_peaks(self):
+        """Make what is live and reserved now the highest values so far.  Nothing else changes."""
+        self.must_be_mine()
+        with nogil:
+            self.areas.reset_peaks()
+
+    def check(self):
+        """Assert every invariant.
+
+        Raises
+        ------
+        AssertionError
+            Where one does not hold; the message names it, the place and the two values.
+        GuardError
+            Where bytes were written beside a live block, or in a freed one, in a pool that has them checked.
+
+        Notes
+        -----
+        Runtime complexity: O(blocks), under the pool's locks.
+        """
+        cdef Broken broken
+        self.must_be_mine()
+        with nogil:
+            self.areas.check(&broken)
+        if broken.what != NULL:
+            raise AssertionError(
+                f"{broken.what.decode()}: found {broken.found}, expected {broken.expected}, at {broken.address:#x}"
+            )
+        error = None if self.debugger is None else self.debugger.check()
+        if error is not None:
+            raise error
