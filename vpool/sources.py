@@ -71,7 +71,16 @@ def Cuda(device=None):
 
 
 def _cuda_source(driver, device):
-    return Source(driver, "cuda", _ordinal(driver, device))
+    source = Source(driver, "cuda", _ordinal(driver, device))
+    if forks():
+        # Where another library used CUDA before the fork, the first call that needs the device tells.
+        try:
+            source.memory()
+        except SourceError as error:
+            if error.name == _NOT_AFTER_FORK:
+                raise ForkedProcessError(f"{_FORKED} ({error})") from None
+            raise
+    return source
 
 
 def Host():
@@ -133,9 +142,11 @@ def resolve(source=None, device=None):
         return source
     if source is None:
         try:
-            return _cuda_source(_load_cuda(), device)
+            driver = _load_cuda()
         except SourceError:
             source = "host"
+        else:
+            return _cuda_source(driver, device)  # a device that does not answer is no reason to lend host memory
     if not isinstance(source, str):
         raise TypeError(f"source must be a name or a vpool source, not {type(source).__name__}")
     if source not in BY_NAME:

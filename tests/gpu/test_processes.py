@@ -266,6 +266,10 @@ ILLEGAL = """
 import numpy, cupy
 kernel = cupy.RawKernel('extern "C" __global__ void bad(int* at) { *at = 1; }', 'bad')
 kernel((1,), (1,), (numpy.uint64(64),))
+# CuPy writes that it cannot unload a module after such an error, so it keeps this one.
+import ctypes
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(kernel))
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(kernel.kernel))
 status, = runtime.cudaDeviceSynchronize()
 assert status == runtime.cudaError_t.cudaErrorIllegalAddress, status
 def fails(call, *arguments):
