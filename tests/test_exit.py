@@ -234,4 +234,6 @@ def test_subinterpreters(first, times):
     # NumPy has a warning for subinterpreters.
     code = "import warnings; warnings.simplefilter('ignore'); import vpool; vpool.Pool(source='host').empty(10)"
     program += f"{SUBINTERPRETERS}\nprint(sum('ImportError' in inside({code!r}) for _ in range({times})))\n"
-    assert run_cleanly(program, timeout=180) == f"{times if first == 'the main one' else times - 1}\n"
+    refused = int(run_cleanly(program, timeout=180))
+    # From Python 3.12 on NumPy lets itself be imported by the main one alone, so that nobody else is the first.
+    assert refused == times or (first == "another one" and refused == times - 1)
