@@ -71,15 +71,14 @@ def Cuda(device=None):
 
 
 def _cuda_source(driver, device):
-    source = Source(driver, "cuda", _ordinal(driver, device))
-    if forks():
-        # Where another library used CUDA before the fork, the first call that needs the device tells.
-        try:
-            source.memory()
-        except SourceError as error:
-            if error.name == _NOT_AFTER_FORK:
-                raise ForkedProcessError(f"{_FORKED} ({error})") from None
-            raise
+    try:
+        source = Source(driver, "cuda", _ordinal(driver, device))
+        if forks():
+            source.memory()  # the first call that needs the device tells what a fork has broken
+    except SourceError as error:
+        if forks() and error.name == _NOT_AFTER_FORK:
+            raise ForkedProcessError(f"{_FORKED} ({error})") from None
+        raise
     return source
 
 

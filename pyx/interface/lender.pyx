@@ -275,8 +275,8 @@ cdef class Lender:
                 adapt_look(self.core, False)
         if self.core.state.word & STATE_CLOSED and self.areas.may_have_idle():
             error = self.release_idle(0, &released)
-            if error is not None and error.name != self.complaint:
-                self.complaint = error.name       # once is enough: the same is met at every free
+            if error is not None and not self.complained:
+                self.complained = True            # once is enough: it would be met at every free
                 logger.warning("pool %r, closed: %s", self.name, error)
 
 

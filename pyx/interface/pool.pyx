@@ -541,5 +541,5 @@ cdef class Pool(Upkeep):
             self.debugger.set_limit(0)
         error = self.release_idle(0, &released)
         if error is not None:
-            self.complaint = error.name
+            self.complained = True
             raise error

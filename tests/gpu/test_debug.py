@@ -32,6 +32,7 @@ def cuda_pool(debug=ALL, **options):
 
 def write(address, byte=0x41, nbytes=1, stream=None):
     if stream is None:
+        ok(cudart.cudaDeviceSynchronize())  # after whatever was queued before, on any stream
         ok(cudart.cudaMemset(address, byte, nbytes))
         ok(cudart.cudaDeviceSynchronize())
     else:

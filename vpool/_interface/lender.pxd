@@ -18,7 +18,7 @@ cdef class Lender:
     cdef object debugger          # vpool.debugging.Debugger, or None
     cdef uint64_t front           # bytes that a block with a guard begins before its caller's address
     cdef readonly str name
-    cdef str complaint            # name of the last error that was met when a closed pool gave memory back
+    cdef bint complained          # that the source does not take memory of a closed pool back
     cdef object __weakref__
 
     cdef Arena* arena_for(self, stream) except NULL
