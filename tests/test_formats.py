@@ -269,6 +269,19 @@ class TestConvert:
         with pytest.raises(SystemExit):
             main(["convert", str(path_of(NAMES[0])), str(tmp_path / "out"), "--to", "xml"])
 
+    def test_command_never_writes_what_it_reads(self, tmp_path, capsys):
+        path, link = tmp_path / "log.csv", tmp_path / "link.npz"
+        content = b"Thread,Time,Action,Pointer,Size,Stream\n1,0:0:0.0,allocate,0x100,256,0\n"
+        path.write_bytes(content)
+        link.symlink_to(path)
+        for out in (path, link):
+            assert main(["convert", str(path), str(out)]) == 1
+            assert "is the file to read: name another one to write" in capsys.readouterr().err
+        assert path.read_bytes() == content
+        assert main(["convert", str(tmp_path / "none.csv"), str(path)]) == 1
+        assert "none.csv" in capsys.readouterr().err
+        assert path.read_bytes() == content
+
     def test_command_with_a_device(self, tmp_path):
         out = tmp_path / "out.npz"
         path = str(path_of("kineto_trace/rank1_memory_events.json"))

@@ -1,5 +1,7 @@
 """``vpool convert``."""
 
+import os
+
 from vpool.formats.writers import FORMATS, by_suffix
 from vpool.trace import Trace
 
@@ -22,6 +24,9 @@ def run(args):
     form = args.to or by_suffix(args.out)
     if form is None:
         raise ValueError(f"the ending of {args.out} means no format; name one with --to: {', '.join(FORMATS)}")
+    if os.path.exists(args.out) and os.path.samefile(args.trace, args.out):
+        # A trace lacks what only the file had, and a write that fails would leave neither.
+        raise ValueError(f"{args.out} is the file to read: name another one to write")
     trace = Trace.load(args.trace, args.device)
     trace.save(args.out, form)
     result = {
