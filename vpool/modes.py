@@ -1,6 +1,7 @@
 """Which debug modes a pool has: the words of ``Pool(debug=...)`` and of the variable ``VPOOL_DEBUG``."""
 
 import os
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from vpool.sizes import parse_size
@@ -102,22 +103,32 @@ def modes_of(debug, has_memory):
 
 
 def _parse(debug):
+    # Walking through a mapping would drop its values, and through bytes give numbers.
+    if isinstance(debug, (Mapping, bytes, bytearray)):
+        raise _no_words(debug)
     if isinstance(debug, str):
         words = [word.strip() for word in debug.split(",")] if debug.strip() else []
     else:
         try:
             words = list(debug)
         except TypeError:
-            raise TypeError(f"debug must be words, not {type(debug).__name__}") from None
+            raise _no_words(debug) from None
     found = {}
     for word in words:
         if not isinstance(word, str):
-            raise TypeError(f"debug must be words, not {type(word).__name__}")
+            raise _no_words(word)
         name, _, value = (part.strip() for part in word.partition("="))
         if name not in _READERS:
             raise ValueError(f"no debug mode {word!r}; the modes are {', '.join(_READERS)}")
         found[name] = _READERS[name](value or None)
+    if "depth" in found and "sites" not in found:
+        raise ValueError('debug="depth" says how many callers a site names, and needs "sites"')
     return Modes(**found)
+
+
+def _no_words(value):
+    modes, kind = ", ".join(_READERS), type(value).__name__
+    return TypeError(f'debug must be words such as "guard,sites=100", not {kind}; the modes are {modes}')
 
 
 def with_guards(numbers, modes):
