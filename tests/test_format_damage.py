@@ -227,6 +227,9 @@ class TestHostilePickles:
         pickle.loads(call[0])
         assert marker.exists()
 
+    def test_a_byte_that_is_no_opcode(self):
+        assert str(outcome(b"\x80\x04}\xff.")) == "byte 3 of the pickle: 0xff is no opcode; nothing of it was run"
+
     def test_the_message_names_what_was_asked_for(self):
         assert_refused(
             b"\x80\x02}(" + text(b"segments") + b"cos\nsystem\n", "byte 17", "GLOBAL", "nothing of it was run"

@@ -168,7 +168,8 @@ class JsonStream:
         """The file ended where a value was not complete, or this is none."""
         if reason.startswith("Unterminated string") or _BEGUN.fullmatch(self._text, place):
             raise Cut
-        raise FormatError(f"character {self._before + place}: {reason}")
+        # Some of json's reasons end where it would name the place.
+        raise FormatError(f"character {self._before + place}: {reason.rstrip().removesuffix(' at')}")
 
 
 def parsed_line(line):

@@ -177,7 +177,9 @@ class PlainUnpickler:
         return FormatError(f"byte {self.offset} of the pickle: {reason}")
 
     def _refused(self, opcode):
-        name = _OPCODES.get(opcode, f"{opcode:#04x}, which is none")
+        name = _OPCODES.get(opcode)
+        if name is None:
+            return self._error(f"{opcode:#04x} is no opcode; nothing of it was run")
         return self._error(f"opcode {name} is not one of plain data; nothing of it was run")
 
     def _contained(self, value):
