@@ -282,12 +282,22 @@ class TestConvert:
         assert "none.csv" in capsys.readouterr().err
         assert path.read_bytes() == content
 
-    def test_command_with_a_device(self, tmp_path):
+    def test_a_reason_of_json_without_its_place(self, tmp_path, capsys):
+        path = tmp_path / "trace.json"
+        path.write_bytes(b'{"traceEvents": [{"name": "a\x01b"}]}')
+        assert main(["replay", str(path)]) == 1
+        assert capsys.readouterr().err.endswith(": character 28: Invalid control character\n")
+
+    def test_command_with_a_device(self, tmp_path, capsys):
         out = tmp_path / "out.npz"
         path = str(path_of("kineto_trace/rank1_memory_events.json"))
         assert main(["convert", path, str(out), "--device", "cpu"]) == 0
         assert len(vpool.Trace.load(out)) <= 368
         assert main(["convert", path, str(out), "--device", "7"]) == 1
+        capsys.readouterr()
+        assert main(["replay", path, "--device", "cpu", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["events"] == len(vpool.Trace.load(out))
+        assert main(["replay", path, "--device", "7"]) == 1
 
 
 def test_a_note_for_each_kind_of_oddity():

@@ -46,6 +46,7 @@ def prepare(parser):
     )
     parser.add_argument("--capacity", type=size, metavar="N", help="bytes that the pool may take, as 20GiB")
     parser.add_argument("--maintain", action="store_true", help="call the pool's maintain() before each event")
+    parser.add_argument("--device", metavar="N", help="the device to read, of a file that has several")
     parser.add_argument("--passes", type=count, default=1, metavar="N", help="replays into the same pool")
     parser.add_argument(
         "--pessimistic", action="store_true", help="let a free be complete for other streams only at the next step"
@@ -56,7 +57,7 @@ def prepare(parser):
 
 
 def run(args):
-    trace = Trace.load(args.trace)
+    trace = Trace.load(args.trace, args.device)
     with progress("replaying") as show:
         result = replay(
             trace,
