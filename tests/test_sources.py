@@ -1,8 +1,10 @@
 """The storage layer: where memory comes from, on which device, and what the driver's table tells."""
 
 import contextlib
+import copy
 import ctypes
 import mmap
+import pickle
 
 import pytest
 
@@ -316,3 +318,9 @@ def test_pools_of_one_source_share_its_device():
             second.deallocate(ptr)
         first.deallocate(ptr)
         assert_whole(first)
+
+
+@pytest.mark.parametrize("way", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_source_cannot_be_copied(way):
+    with pytest.raises(TypeError, match="a source cannot be copied or pickled"):
+        way(vpool.sources.Host())

@@ -42,6 +42,9 @@ cdef class Source:
     def __repr__(self):
         return f"<vpool source {self.name!r} of device {self.device}>"
 
+    def __reduce__(self):
+        raise TypeError("a source cannot be copied or pickled: it belongs to this process; its name can be sent")
+
     def memory(self):
         """Free and total bytes of the device.
 
