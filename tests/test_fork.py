@@ -87,14 +87,26 @@ def test_every_public_name_is_tried_in_a_child():
 
 
 THREADS = """
+from vpool._storage.fake_cuda import FakeCudaDriver
 pool = make(maintain_every=0.001)
+watched = make(debug='leaks')
+leak = watched.empty(100)
+driver = FakeCudaDriver(1 << 20)
+captured = vpool.Pool(vpool.Dynamic(initial=0), vpool.sources.Source(driver, 'cuda', 0))
+stream = driver.create_stream()
+graph = driver.begin_capture(stream)
+captured.deallocate(captured.allocate(100, stream=stream))
+driver.end_capture(stream)
+driver.destroy_graph(graph)    # the next request of any pool looks for what that gives back
 ended_all = False
 held = threading.Event()
 
 def hold():
-    # What a child could wait for forever: locks of the module, held by a thread that it does not have.
-    from vpool._interface import lender
-    with lender._registering.here, vpool.defaults._making.here:
+    # What a child could wait for forever: locks that a thread holds which it does not have.
+    from vpool._interface import captures, lender
+    from vpool.debugging import _reported_at_exit
+    debugger, = _reported_at_exit
+    with lender._registering.here, vpool.defaults._making.here, captures._keeping.here, debugger._changing:
         held.set()
         while not ended_all:
             time.sleep(0.001)
@@ -130,7 +142,7 @@ for _ in range(TIMES):
 ended_all = True
 for thread in threads:
     thread.join()
-buffer.close(), pool.deallocate(ptr)
+buffer.close(), pool.deallocate(ptr), leak.close()
 pool.check()
 assert pool.stats.allocated_bytes == 0
 works(make())

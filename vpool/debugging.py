@@ -469,6 +469,7 @@ def _report_leaks():
             return
         gc.collect()  # what only a collection would free is no leak
         for debugger in sorted(_reported_at_exit, key=lambda one: one.name):
-            leaks = debugger.leaks()
-            if leaks and debugger.process == os.getpid():  # a child of a fork has nothing to give back
+            # A child of a fork has nothing to give back, and may wait for a lock that nobody holds any more.
+            leaks = debugger.leaks() if debugger.process == os.getpid() else None
+            if leaks:
                 print(f"vpool at exit: {leaks}", file=sys.stderr)

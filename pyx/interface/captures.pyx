@@ -17,9 +17,11 @@ from vpool._management.areas cimport Areas
 from vpool._management.order cimport captures_count, thread_number
 from vpool._storage.driver cimport CAPTURE_ACTIVE, CAPTURE_NONE, STATUS_OK
 
+from vpool._storage.fork import PerProcess
+
 # What graphs that are not gone may use, though the pool be dropped: Capture -> the areas of its pool.
 _kept = {}
-_keeping = threading.RLock()
+_keeping = PerProcess(threading.RLock)
 
 cdef unsigned long long _graphs_gone = 0
 
@@ -148,7 +150,7 @@ cdef class CaptureTable:
         """Note a capture that has memory of this pool, or may have soon."""
         (<Capture> capture).ids[id] = None
         self.by_id[id] = capture
-        with _keeping:
+        with _keeping.here:
             _kept[capture] = self.areas
         return capture
 
@@ -180,7 +182,7 @@ cdef class CaptureTable:
             for slot in (<Capture> capture).slots.values():
                 self.areas.end_capture(slot)
             (<Capture> capture).slots.clear()
-            with _keeping:
+            with _keeping.here:
                 _kept.pop(capture, None)
 
     def share(self, id, other):
@@ -209,10 +211,10 @@ cdef class CaptureTable:
             for id, capture in list(self.by_id.items()):
                 if _is_gone((<Capture> capture).ids.get(id)):
                     self.release(id)
-        with _keeping:
+        with _keeping.here:
             # Of pools that were dropped: with the last reference to its areas their memory goes back.
             for capture in list(_kept):
                 ids = (<Capture> capture).ids
-                if ids and all(_is_gone(watched) for watched in ids.values()):
+                if ids and all(_is_gone(watched) for watched in list(ids.values())):
                     _kept.pop(capture)
         return 0
