@@ -164,6 +164,27 @@ def test_two_captures_share_memory_if_told():
     assert driver.used() == 0
 
 
+@pytest.mark.parametrize("spoil", [False, True])
+def test_a_capture_that_shares_and_allocates_nothing_keeps_nothing(spoil):
+    """Only what allocates can be asked for its graph, so nothing would tell that it is over."""
+    pool, driver = fake_pool()
+    with Graph(driver) as first:
+        ptr = pool.allocate(MIB, stream=first.stream)
+        pool.deallocate(ptr)
+    with Graph(driver, spoil=spoil) as second:
+        pool.share_capture(second.id, first.id)
+    with Graph(driver, stream=first.stream) as third:
+        pool.share_capture(third.id, second.id)
+        assert pool.allocate(MIB, stream=third.stream) == ptr
+        pool.deallocate(ptr)
+    assert pool.captures == (first.id, third.id)
+    first.destroy()
+    third.destroy()
+    assert pool.captures == ()
+    pool.trim()
+    assert driver.used() == 0
+
+
 def test_sharing_that_makes_no_sense_is_refused():
     pool, driver = fake_pool()
     with pytest.raises(ValueError, match="no memory of a capture 99"):

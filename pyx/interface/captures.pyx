@@ -103,6 +103,7 @@ cdef class CaptureTable:
     def __cinit__(self, Areas areas not None):
         self.areas = areas
         self.by_id = {}
+        self.promised = {}
         self.capturing = {}
         # Taken again by a finaliser that frees or allocates, when a collection runs while it is held.
         self.changing = threading.RLock()
@@ -132,7 +133,7 @@ cdef class CaptureTable:
         with self.changing:
             capture = self.by_id.get(id)
             if capture is None:
-                capture = self.begin(id, Capture(self.areas))
+                capture = self.begin(id, self.promised.pop(id, None) or Capture(self.areas))
             if (<Capture> capture).ids.get(id) is None:
                 (<Capture> capture).ids[id] = _watch(self.areas, graph)
             slot = (<Capture> capture).slots.get((handle, thread))
@@ -147,7 +148,7 @@ cdef class CaptureTable:
         return slot
 
     def begin(self, id, capture):
-        """Note a capture that has memory of this pool, or may have soon."""
+        """Note a capture that has memory of this pool."""
         (<Capture> capture).ids[id] = None
         self.by_id[id] = capture
         with _keeping.here:
@@ -172,6 +173,7 @@ cdef class CaptureTable:
         """Let everybody have the memory of a capture again, unless another capture shares it."""
         with self.changing:
             capture = self.by_id.pop(id, None)
+            self.promised.pop(id, None)
             for stream in [stream for stream, known in self.capturing.items() if known[0] == id]:
                 self.is_over(*stream)
             if capture is None:
@@ -182,20 +184,25 @@ cdef class CaptureTable:
             for slot in (<Capture> capture).slots.values():
                 self.areas.end_capture(slot)
             (<Capture> capture).slots.clear()
+            for promised in [promised for promised, its in self.promised.items() if its is capture]:
+                self.promised.pop(promised, None)
             with _keeping.here:
                 _kept.pop(capture, None)
 
     def share(self, id, other):
-        """Have a capture use the memory of another one."""
+        """Have a capture use the memory of another one from its first allocation on.
+
+        Not before: nothing would tell that a capture which allocates nothing is over.
+        """
         with self.changing:
-            capture = self.by_id.get(other)
+            capture = self.by_id.get(other) or self.promised.get(other)
             if capture is None:
                 raise ValueError(f"this pool has no memory of a capture {other}")
             if id in self.by_id:
                 if self.by_id[id] is capture:
                     return
                 raise ValueError(f"capture {id} has memory of its own already: share before it allocates")
-            self.begin(id, capture)
+            self.promised[id] = capture
 
     def ids(self):
         """Ids of the captures that have memory of this pool."""

@@ -414,12 +414,13 @@ cdef class Pool(Upkeep):
         id : int
             Of the capture that has begun.
         other : int
-            Of the capture whose memory it shall use; it stays reserved until both are released.
+            Of the capture whose memory it shall use; that stays reserved until both are released, once the first
+            one has allocated.
 
         Raises
         ------
         ValueError
-            Where the other one has no memory of this pool, or the first has some already.
+            Where the other one has no memory of this pool, or the first has some of its own already.
         """
         self.must_be_mine()
         self.streams.share_capture(id, other)

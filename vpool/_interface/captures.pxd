@@ -7,10 +7,11 @@ from vpool._management.areas cimport Areas
 cdef class CaptureTable:
     cdef Areas areas
     cdef dict by_id               # capture id -> Capture
+    cdef dict promised            # the same of captures that shall share one's memory and have not allocated yet
     # (handle, thread) -> (id, what leads to the stream object or None), of streams that captured when last asked.
     cdef dict capturing
     cdef int believed             # how many those are
-    cdef object changing          # threading.RLock of both
+    cdef object changing          # threading.RLock of these
     cdef unsigned long long seen  # graphs that were known to be gone at the last look
 
     cdef int slot_of(self, object table, object stream, uint64_t handle, uint64_t thread) except -1
