@@ -10,7 +10,7 @@ import pytest
 
 import vpool
 from tests.helpers.samples import NAMES, SAMPLES, content, live_at_end, load, noted, truth
-from tests.helpers.traces import made, recorded
+from tests.helpers.traces import SMALL, made, recorded
 from vpool.commands import main
 from vpool.formats.writers import FORMATS, by_suffix
 
@@ -34,6 +34,23 @@ COUNTED_HERE = {
     "tensorflow_log/bfc_dump_old_style.txt": (7, 151994368, 7),
     "torch_snapshot/torch_snapshot_mlp.pickle": (373, 762581128, 68),
 }
+
+
+def test_a_trace_that_cannot_be_written_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    def fails(trace, file):
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "trace.csv"
+    path.write_text("before")
+    monkeypatch.setitem(FORMATS, "rmm", fails)
+    with pytest.raises(OSError, match="No space left"):
+        made(*SMALL).save(path, "rmm")
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(OSError, match=r"nowhere/trace\.npz") as caught:
+        made(*SMALL).save(tmp_path / "nowhere" / "trace.npz")
+    assert "part" not in str(caught.value)
 
 
 def path_of(name):

@@ -409,3 +409,9 @@ class TestArguments:
             assert second.stats.reserved_bytes == 0
         assert strategy == vpool.Dynamic(initial="1MiB") != vpool.Dynamic()
         assert eval(repr(strategy), {"Dynamic": vpool.Dynamic}) == strategy
+
+
+@pytest.mark.parametrize("size", ["1.5", "1.0", "0.5B", " 2.25 "])
+def test_a_fraction_of_a_byte_is_no_size(size):
+    with pytest.raises(ValueError, match="must be bytes or a size"):
+        vpool.Dynamic(initial=size)

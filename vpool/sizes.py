@@ -46,7 +46,7 @@ def parse_size(value, what="size"):
     if isinstance(value, str):
         match = _SIZE.fullmatch(value)
         unit = _UNITS.get(match[2]) if match else None
-        if match is None or unit is None:
+        if match is None or unit is None or (unit == 1 and "." in match[1]):
             raise ValueError(f'{what} must be bytes or a size such as "256MiB", not {value!r}')
         whole, _, fraction = match[1].partition(".")
         # In integers: a float would round sizes beyond 2**53.

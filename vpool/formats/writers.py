@@ -4,9 +4,12 @@ None of them but vpool's own has a place for everything; addresses, which a trac
 that are live at once do not overlap.
 """
 
+import contextlib
 import gzip
 import json
+import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 
@@ -35,11 +38,25 @@ def by_suffix(path):
 
 
 def write(trace, path, form):
-    """Write a trace to a file."""
+    """Write a trace to a file, which stays as it was if that fails."""
     if form not in FORMATS:
         raise ValueError(f"no format {form!r}; there are {', '.join(FORMATS)}")
-    with gzip.open(path, "wb") if str(path).endswith(".gz") else open(path, "wb") as file:
-        FORMATS[form](trace, file)
+    target = Path(path)
+    # Beside it, so that it can take its place; a device or a pipe is written as it is.
+    whole = not target.exists() or target.is_file()
+    written = target.with_name(f".{target.name}.{os.getpid()}.part") if whole else target
+    try:
+        with gzip.open(written, "wb") if target.suffix == ".gz" else open(written, "wb") as file:
+            FORMATS[form](trace, file)
+        if whole:
+            os.replace(written, target.resolve())
+    except BaseException as error:
+        if isinstance(error, OSError) and error.filename == str(written):
+            error.filename, error.filename2 = str(path), None
+        if whole:
+            with contextlib.suppress(OSError):
+                written.unlink()
+        raise
 
 
 class _Placed:
