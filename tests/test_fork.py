@@ -35,6 +35,7 @@ def child():
         'ladder': lambda: pool.ladder, 'crossings': lambda: pool.crossings, 'stats': lambda: pool.stats,
         'core_share': lambda: pool.core_share, 'inspect': pool.inspect, 'apply': lambda: pool.apply(vpool.Dynamic()),
         'set_limit': lambda: pool.set_limit('32MiB'), 'maintain': pool.maintain, 'coalesce': pool.coalesce,
+        'leaks': pool.leaks,
         'trim': pool.trim, 'reset_peaks': pool.reset_peaks, 'check': pool.check,
         'release': lambda: pool.release_capture(1), 'share': lambda: pool.share_capture(1, 2),
         'captures': lambda: pool.captures, 'ipc': lambda: pool.ipc_handle(ptr), 'int': lambda: int(buffer),
@@ -80,7 +81,7 @@ def test_fork_after_first_use(times):
 def test_every_public_name_is_tried_in_a_child():
     """A method that is added has to say what it does there."""
     silent = {"close", "deallocate"}
-    of_any_process = {"closed", "device", "forked", "name", "source", "strategy", "from_policy"}
+    of_any_process = {"closed", "debug", "device", "forked", "name", "source", "strategy", "from_policy"}
     names = {name for name in dir(vpool.Pool) if not name.startswith("_")} - silent - of_any_process
     tried = {name for name in names if re.search(rf"\bpool\.{name}\b", FIRST_USE)}
     assert names - tried == set()
@@ -99,6 +100,7 @@ captured.deallocate(captured.allocate(100, stream=stream))
 driver.end_capture(stream)
 driver.destroy_graph(graph)    # the next request of any pool looks for what that gives back
 ended_all = False
+
 held = threading.Event()
 
 def hold():
@@ -151,6 +153,33 @@ works(make())
 
 def test_a_fork_while_threads_are_inside(times):
     run_forking(THREADS, times)
+
+
+LEAKS_AT_EXIT = """
+pool = vpool.Pool(vpool.Dynamic(initial='64KiB'), source='host', debug='leaks,sites')
+debugger, = vpool.debugging._reported_at_exit
+buffer = pool.empty(100)
+release, held = threading.Event(), threading.Event()
+
+def hold():
+    with debugger._changing:
+        held.set()
+        release.wait()
+
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+for _ in range(TIMES):
+    ended(fork(lambda: refused(pool.leaks)))
+release.set()
+thread.join()
+buffer.close()
+"""
+
+
+def test_a_child_reports_no_leaks_of_its_parent(times):
+    """Nor does it wait for the lock of who was looking at them."""
+    run_forking(LEAKS_AT_EXIT, times)
 
 
 FROM_C = """

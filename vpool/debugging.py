@@ -99,6 +99,7 @@ class Debugger:
         self._freed: collections.OrderedDict[int, _Block] = collections.OrderedDict()  # lately
         self._waiting: collections.OrderedDict[int, _Block] = collections.OrderedDict()
         self._waiting_bytes = 0
+        self._never_lent = 0
         self.set_limit(limit)
         if modes.leaks:
             _reported_at_exit.add(self)
@@ -245,9 +246,10 @@ class Debugger:
         return block.base
 
     def forget(self, address):
-        """Watch a block no more that its caller never got."""
+        """Watch a block no more that its caller never got; the pool takes it back and has counted both."""
         with self._changing:
             self._live.pop(address, None)
+            self._never_lent += 1
 
     def is_live(self, address):
         """Whether a block is with its caller."""
@@ -398,16 +400,17 @@ class Debugger:
         return f" Allocated at {block.site}{'' if block.freed_at is None else f', freed at {block.freed_at}'}."
 
     def stats(self, stats):
-        """The pool's counters, with what waits in quarantine as pending."""
+        """The pool's counters, with what waits in quarantine as pending, and without blocks that nobody got."""
         with self._changing:
-            waiting = list(self._waiting.values())
+            waiting, never_lent = list(self._waiting.values()), self._never_lent
         nbytes = sum(block.nbytes for block in waiting)
         return dataclasses.replace(
             stats,
             allocated_bytes=stats.allocated_bytes - nbytes,
             requested_bytes=stats.requested_bytes - sum(block.requested for block in waiting),
             pending_bytes=stats.pending_bytes + nbytes,
-            frees=stats.frees + len(waiting),
+            allocations=stats.allocations - never_lent,
+            frees=stats.frees - never_lent + len(waiting),
         )
 
     def records(self, figures, blocks, segments):
