@@ -92,6 +92,7 @@ def test_blocks_of_one_segment_in_another_process():
 REFUSALS = """
 def produce(pipe):
     kept = pool.empty(1000)
+    word(kept.ptr).value = 55
     handle = pool.ipc_handle(kept)
     try:
         handle.open()
@@ -127,7 +128,16 @@ def consume(pipe):
         raise AssertionError
     except SourceError as error:
         pass
+    # It is open still, here and for who opens it again, until somebody closes it.
+    assert not shared.closed and word(shared.ptr).value == 55
+    with handle.open() as again:
+        assert again.ptr == shared.ptr
     shared.close()
+    assert shared.closed
+    with handle.open() as anew:
+        assert word(anew.ptr).value == 55
+    calls = driver.calls()
+    assert calls['ipc_open'][0] - calls['ipc_open'][1] == calls['ipc_close'][0] - calls['ipc_close'][1]
     pipe.send('looked')
     pipe.recv()
     try:

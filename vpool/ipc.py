@@ -129,11 +129,18 @@ class SharedBlock:
         Raises
         ------
         SourceError
-            Where CUDA does not close it.
+            Where CUDA does not close it; it stays open.
         """
-        self.ptr = 0
         if self._letting_go.detach():
-            _left(*self._entry)
+            try:
+                error = _left(*self._entry)
+            except SourceError:
+                self._letting_go = weakref.finalize(self, _dropped, *self._entry)
+                raise
+            self.ptr = 0
+            if error is not None:
+                raise error
+        self.ptr = 0
 
 
 def _entered(key):
@@ -151,19 +158,31 @@ def _entered(key):
 
 
 def _left(key, process):
-    """Count one block less, and close the handle after the last; nothing in a child of who opened it."""
+    """Count one block less, and close the handle after the last; nothing in a child of who opened it.
+
+    SourceError where it is still open, and the block counts.  An error of what came after that is returned.
+    """
     if process != forks():
-        return
+        return None
+    error = None
     with _opening.here:
         entry = _open.here[key]
-        entry[2] -= 1
-        if entry[2] == 0:
+        if entry[2] == 1:
             del _open.here[key]
-            entry[0].close_shared(entry[1])
+            try:
+                error = entry[0].close_shared(entry[1])
+            except SourceError:
+                # Still open, and CUDA would not open it again: whoever comes next uses it.
+                _open.here.setdefault(key, entry)
+                raise
+        entry[2] -= 1
+    return error
 
 
 def _dropped(key, process):
     try:
-        _left(key, process)
-    except (SourceError, ForkedProcessError) as error:
+        error = _left(key, process)
+    except (SourceError, ForkedProcessError) as failed:
+        error = failed
+    if error is not None:
         logger.warning("a block of another process, dropped: %s", error)

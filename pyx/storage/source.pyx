@@ -271,15 +271,17 @@ cdef class Source:
         """
         cdef uint64_t address = 0
         cdef const char* given = handle
-        cdef int previous
-        cdef int status
+        cdef int previous, mode, status, opened
         if len(handle) != 64:
             raise ValueError(f"a handle has 64 bytes, not {len(handle)}")
         self.driver.must_be_mine()
         with nogil:
-            status = self._enter_device(&previous)
+            status = self._enter_relaxed(&previous, &mode)
             if status == STATUS_OK:
-                status = self._leave_device(previous, self.driver.ipc_open(given, &address))
+                opened = self.driver.ipc_open(given, &address)
+                status = self._leave_relaxed(previous, mode, opened)
+                if opened == STATUS_OK and status != STATUS_OK:
+                    self.driver.ipc_close(address)
         if status != STATUS_OK:
             name = self.driver.error_name(status)
             raise SourceError(f"memory of another process cannot be opened on device {self.device}: {name}", name)
@@ -288,21 +290,30 @@ cdef class Source:
     def close_shared(self, uint64_t address):
         """Close what `open_shared` opened.
 
+        Returns
+        -------
+        SourceError or None
+            To be raised although it is closed: the thread's current device could not be restored.
+
         Raises
         ------
         SourceError
             Where the driver does not close it.
         """
-        cdef int previous
-        cdef int status
+        cdef int previous, mode, status
+        cdef int closed
         self.driver.must_be_mine()
         with nogil:
-            status = self._enter_device(&previous)
-            if status == STATUS_OK:
-                status = self._leave_device(previous, self.driver.ipc_close(address))
-        if status != STATUS_OK:
-            name = self.driver.error_name(status)
+            status = self._enter_relaxed(&previous, &mode)
+            if status != STATUS_OK:
+                closed = status
+            else:
+                closed = self.driver.ipc_close(address)
+                status = self._leave_relaxed(previous, mode, closed)
+        name = self.driver.error_name(status)
+        if closed != STATUS_OK:
             raise SourceError(f"memory of another process at {address:#x} is not closed: {name}", name)
+        return None if status == STATUS_OK else SourceError(f"the current device cannot be restored: {name}", name)
 
     cdef int fill(self, uint64_t address, uint32_t word, uint64_t words) noexcept nogil:
         cdef int previous
