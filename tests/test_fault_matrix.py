@@ -7,6 +7,7 @@ are: one that no scenario makes fails a test.
 import functools
 import logging
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import vpool
 from tests.helpers.pools import KIB, MIB, run_cleanly
 from tests.helpers.rig import Fake, Rig, Simulated, Stopped, sample
+from tests.helpers.scenarios import export, open_exported, watch
 from vpool._storage.driver import CALL_NAMES
 
 OUT_OF_MEMORY = 2
@@ -46,6 +48,11 @@ OWN = {
     "capture_info": (1, 400),
     "capture_mode": (1,),
     "graph_retain": (1, OUT_OF_MEMORY),
+    "ipc_get": (1, OUT_OF_MEMORY, 801),
+    "ipc_open": (1, OUT_OF_MEMORY, 208, 400, 801),
+    "ipc_close": (1, 400),
+    "fill_on": (1, 400, 900),
+    "read_on": (1, 400, 900),
 }
 # Only tests make the first.  The next two are made by the process that opens a block, the last two by debug modes:
 # `tests/test_ipc.py` and `tests/test_debug_guards.py` have them fail.
@@ -417,6 +424,9 @@ SCENARIOS = {
     capture: (Fake, Simulated),
     export: (Fake,),
     replay: (Fake, Simulated),
+    watch: (Fake,),
+    export: (Fake,),
+    open_exported: (Fake,),
 }
 CASES = [
     pytest.param(scenario, make, id=f"{scenario.__name__}-{getattr(make, 'func', make).__name__}")
@@ -494,11 +504,13 @@ def each_for_good(scenario, make, most, thorough=False):
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """What a closed pool cannot give back is logged, not raised."""
-    logger = logging.getLogger("vpool")
+    """What a closed pool cannot give back is logged, not raised, and what leaves quarantine unread is reported."""
+    logger, hook = logging.getLogger("vpool"), sys.unraisablehook
     level = logger.level
     logger.setLevel(logging.CRITICAL)
+    sys.unraisablehook = lambda args: None if isinstance(args.exc_value, vpool.SourceError) else hook(args)
     yield
+    sys.unraisablehook = hook
     logger.setLevel(level)
 
 

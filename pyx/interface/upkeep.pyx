@@ -146,6 +146,8 @@ cdef class Upkeep(Lender):
             Where one does not hold; the message names it, the place and the two values.
         GuardError
             Where bytes were written beside a live block, or in a freed one, in a pool that has them checked.
+        SourceError
+            Where it has, and the driver does not read them.
 
         Notes
         -----

@@ -1,0 +1,75 @@
+"""Scenarios of the fault matrix that take more than a pool: debug modes, and blocks for other processes."""
+
+import atexit
+import functools
+import pickle
+import subprocess
+import sys
+
+import vpool
+from tests.helpers.pools import KIB, MIB
+
+SMALL = vpool.Dynamic(initial="1MiB", growth="1MiB", limit="8MiB")
+
+
+def watch(rig):
+    """Poison is written and read, in stream order and where a stream is out of reach."""
+    pool = rig.pool(SMALL, debug="poison,quarantine=1MiB,sites")
+    stream, other = rig.stream(), rig.stream()
+    for on, freer in ((0, None), (stream, None), (stream, other), (0, other)):
+        ptr = rig.allocate(pool, 300 * KIB, on)
+        rig.record_stream(pool, ptr, other)
+        rig.free(pool, ptr, freer)
+        rig.free(pool, rig.allocate(pool, 400 * KIB, on))
+    rig.do(pool.check)
+    rig.do(pool.trim)
+    rig.free(pool, rig.allocate(pool, 2 * MIB))
+
+
+def export(rig):
+    """A block is made known to another process, and its segment stays."""
+    pool = rig.pool(SMALL)
+    ptr = rig.allocate(pool, MIB)
+    for _ in range(2):
+        assert rig.do(pool.ipc_handle, ptr).nbytes == MIB
+    rig.free(pool, ptr)
+    rig.do(pool.trim)
+    assert pool.stats.reserved_bytes >= MIB
+
+
+EXPORTING = """
+import pickle, sys
+import vpool
+from vpool._storage.fake_cuda import FakeCudaDriver
+pool = vpool.Pool(vpool.Dynamic(initial="1MiB"), vpool.sources.Source(FakeCudaDriver(1 << 30), "cuda", 0))
+print(pickle.dumps(pool.ipc_handle(pool.allocate(1000))).hex(), flush=True)
+sys.stdin.read()
+"""
+
+
+@functools.cache
+def exported():
+    """The handle of a block of another process, which ends with this one."""
+    command = [sys.executable, "-c", EXPORTING]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    atexit.register(process.communicate)
+    return pickle.loads(bytes.fromhex(process.stdout.readline()))
+
+
+def open_exported(rig):
+    """Blocks of another process are opened and closed, twice at once too."""
+    driver, vpool.sources._cuda_driver = vpool.sources._cuda_driver, rig.driver
+    blocks = []
+    try:
+        for _ in range(2):
+            blocks += [rig.do(exported().open, 1), rig.do(exported().open, 1)]
+            assert blocks[-1].ptr == blocks[-2].ptr
+            for block in blocks:
+                rig.do(block.close)
+                assert block.closed
+    finally:
+        rig.disarm()
+        while blocks:
+            blocks.pop().close()
+        assert vpool.ipc._open.here == {}, "with a driver that works again, all is given back"
+        vpool.sources._cuda_driver = driver
