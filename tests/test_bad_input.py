@@ -277,7 +277,20 @@ class TestPoolArguments:
 class TestHalfMade:
     """A subclass's `__del__` runs although the pool could not be made."""
 
-    @pytest.mark.parametrize("arguments", ["5", "source=5", "device=99", 'on_pressure=""', "rounding=3"])
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            "5",
+            "source=5",
+            "device=99",
+            'on_pressure=""',
+            "rounding=3",
+            'debug="nonsense"',
+            'debug="guard", source="simulated"',
+            "nonsense=1",
+            "None, None, None, None, 5",
+        ],
+    )
     def test_it_finds_a_closed_pool(self, arguments):
         code = f"""
 import vpool

@@ -108,17 +108,16 @@ cdef class Pool(Upkeep):
     >>> pool.close()
     """
 
-    def __cinit__(self, strategy=None, source=None, device=None, name=None, *, on_pressure="wait", rounding=256,
-                  minimum_remainder=256, maintain_every=None, captures=True, debug=None):
+    def __cinit__(self, *args, **kwargs):
+        # Any arguments: what cannot be taken apart must not leave a pool without parts either.
         try:
-            self._make(strategy, source, device, name, on_pressure, rounding, minimum_remainder, maintain_every,
-                       captures, debug)
+            self._make(*args, **kwargs)
         except BaseException:
             self._stay_closed()
             raise
 
-    def _make(self, strategy, source, device, name, on_pressure, rounding, minimum_remainder, maintain_every, captures,
-              debug):
+    def _make(self, strategy=None, source=None, device=None, name=None, *, on_pressure="wait", rounding=256,
+              minimum_remainder=256, maintain_every=None, captures=True, debug=None):
         if strategy is None:
             strategy = Dynamic()
         if not isinstance(strategy, Strategy):
@@ -234,6 +233,8 @@ cdef class Pool(Upkeep):
             Where neither the pool nor its source has a block of that size; nothing live has changed.
         ClosedPoolError
             After `close`.
+        ForkedProcessError
+            In a child of the process that made the pool.
         SourceError
             Where the driver fails for another reason than want of memory.
         TypeError, ValueError, OverflowError
