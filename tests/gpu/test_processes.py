@@ -22,7 +22,11 @@ except SourceError as error:
 pytest.importorskip("cuda.bindings.runtime")
 TIMES = 50
 AT_ONCE = 6
-FRAMEWORKS = [name for name in ("torch", "cupy") if importlib.util.find_spec(name)]
+FRAMEWORKS = [
+    pytest.param(name, marks=pytest.mark.torch if name == "torch" else ())
+    for name in ("torch", "cupy")
+    if importlib.util.find_spec(name)
+]
 
 
 def run_at_once(program, arguments=(), times=TIMES, status=0, said=""):

@@ -354,6 +354,7 @@ def test_current_is_cupy_s_stream(pool, streams):
     buffer.close()
 
 
+@pytest.mark.torch
 def test_current_is_torch_s_stream():
     """In a process of its own: PyTorch, once imported, is asked before CuPy."""
     pytest.importorskip("torch")
