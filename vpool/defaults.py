@@ -92,6 +92,15 @@ def set_default_pool(pool):
     -------
     Pool or None
         The default before, if one was made.
+
+    Raises
+    ------
+    TypeError
+        For what is no pool.
+    ClosedPoolError
+        For a closed one.
+    ForkedProcessError
+        For a pool of a parent of this process.
     """
     if not isinstance(pool, Pool):
         raise TypeError(f"a default pool is a vpool.Pool, not {type(pool).__name__}")
