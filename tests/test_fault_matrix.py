@@ -16,7 +16,7 @@ import pytest
 import vpool
 from tests.helpers.pools import KIB, MIB, run_cleanly
 from tests.helpers.rig import Fake, Rig, Simulated, Stopped, sample
-from tests.helpers.scenarios import export, open_exported, watch
+from tests.helpers.scenarios import open_exported, watch
 from vpool._storage.driver import CALL_NAMES
 
 OUT_OF_MEMORY = 2
@@ -54,9 +54,8 @@ OWN = {
     "fill_on": (1, 400, 900),
     "read_on": (1, 400, 900),
 }
-# Only tests make the first.  The next two are made by the process that opens a block, the last two by debug modes:
-# `tests/test_ipc.py` and `tests/test_debug_guards.py` have them fail.
-NOT_MADE = {"write", "ipc_open", "ipc_close", "fill_on", "read_on"}
+# vpool never makes these: only its tests do.
+NOT_MADE = {"write"}
 # Of each call in each scenario; all of them in the long run.
 POSITIONS = int(os.environ.get("VPOOL_FAULT_POSITIONS", "7"))
 
@@ -425,7 +424,6 @@ SCENARIOS = {
     export: (Fake,),
     replay: (Fake, Simulated),
     watch: (Fake,),
-    export: (Fake,),
     open_exported: (Fake,),
 }
 CASES = [

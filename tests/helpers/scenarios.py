@@ -1,4 +1,4 @@
-"""Scenarios of the fault matrix that take more than a pool: debug modes, and blocks for other processes."""
+"""Scenarios of the fault matrix that take more than a pool: debug modes, and blocks of other processes."""
 
 import atexit
 import functools
@@ -24,17 +24,6 @@ def watch(rig):
     rig.do(pool.check)
     rig.do(pool.trim)
     rig.free(pool, rig.allocate(pool, 2 * MIB))
-
-
-def export(rig):
-    """A block is made known to another process, and its segment stays."""
-    pool = rig.pool(SMALL)
-    ptr = rig.allocate(pool, MIB)
-    for _ in range(2):
-        assert rig.do(pool.ipc_handle, ptr).nbytes == MIB
-    rig.free(pool, ptr)
-    rig.do(pool.trim)
-    assert pool.stats.reserved_bytes >= MIB
 
 
 EXPORTING = """
