@@ -41,9 +41,21 @@ SENSIBLE = (
     vpool.Policy(STRATEGIES[0]), "no such file", "nonsense.toml", "raise", "wait",
 )  # fmt: skip
 
-OPTIONS = ("strategy", "source", "device", "name", "on_pressure", "rounding", "minimum_remainder", "maintain_every")
+OPTIONS = (
+    *("strategy", "source", "device", "name", "on_pressure", "rounding", "minimum_remainder", "maintain_every"),
+    *("captures", "debug"),
+)
+# Without guards, which move the addresses that the model knows.
+MODES = ((), (), (), "sites", "quarantine=64KiB", ("sites", "quarantine=64KiB"))
 PROGRAMS = int(os.environ.get("VPOOL_FUZZ", "300"))
-WEIGHTS = {"step_lend": 8, "step_free": 6, "step_end_a_buffer": 3, "step_record_a_stream": 3, "step_close": 1}
+WEIGHTS = {
+    "step_lend": 8,
+    "step_free": 6,
+    "step_end_a_buffer": 3,
+    "step_record_a_stream": 3,
+    "step_close": 1,
+    "step_capture": 1,
+}
 ACTS = ("raise", "allocate", "free", "close a buffer", "trim", "inspect", "forget", "close")
 
 
@@ -75,7 +87,10 @@ class Fuzz:
             driver = FakeCudaDriver(3 * MIB, devices=2)
             driver.current_device = 0
             source = Source(driver, "cuda", 1, checks_handles=None if kind == "fake" else False)
-        self.pool = vpool.Pool(strategy, source, on_pressure=on_pressure, name="fuzzed")
+        debug = self.random.choice(MODES)
+        self.pool = vpool.Pool(strategy, source, on_pressure=on_pressure, name="fuzzed", debug=debug)
+        self.graphs = {}  # of each stream that captures: the capture's id, and whether no fault was set since it began
+        self.launchable = []
         self.driver = source.driver
         # Its addresses are not the pool's own, which those of another simulated device would be.
         self.other = vpool.Pool(vpool.Dynamic(initial="1MiB", limit="1MiB"), "host", name="another")
@@ -335,15 +350,39 @@ class Fuzz:
             self.driver.complete()
         elif way == 3:
             self.attempt(self.pool.forget_stream, self.stream(self.choice())[0])
-        elif self.attempt(self.driver.destroy_stream, handle)[1]:
+        elif handle not in self.graphs and self.attempt(self.driver.destroy_stream, handle)[1]:
             self.alive.remove(handle)
             self.dead.append(handle)
             back = self.dead.pop(0) if way == 5 else None
             self.mend()
             self.alive.append(self.driver.create_stream(back))
 
+    def step_capture(self):
+        """Begin a capture, or end one; graphs stay for a while."""
+        handle = self.random.choice(self.alive)
+        if handle in self.graphs:
+            self.end_capture(handle)
+        else:
+            mode = self.random.choice(["global", "thread_local", "relaxed"])
+            self.graphs[handle] = (self.driver.begin_capture(handle, mode), not self.broken)
+
+    def end_capture(self, handle):
+        graph, untouched = self.graphs.pop(handle)
+        valid = self.driver.end_capture(handle)
+        assert valid or not untouched, "the pool has invalidated a capture"
+        if valid:
+            self.launchable.append(graph)
+
+    def step_end_a_graph(self):
+        if self.launchable:
+            graph = self.launchable.pop(self.random.randrange(len(self.launchable)))
+            if self.random.random() < 0.5:
+                self.attempt(self.pool.release_capture, graph)
+            self.driver.destroy_graph(graph)
+
     def step_break(self):
         self.mend()
+        self.graphs = {handle: (graph, False) for handle, (graph, _) in self.graphs.items()}
         self.broken = self.random.choice(CALL_NAMES)
         status, sticky = self.random.choice(STATUSES), self.random.random() < 0.2
         self.driver.fail(self.broken, status, self.random.randrange(4), self.random.randrange(1, 4), sticky=sticky)
@@ -375,6 +414,11 @@ class Fuzz:
     def end(self):
         """Everything goes back."""
         self.mend()
+        for handle in list(self.graphs):
+            self.end_capture(handle)
+        for graph in self.launchable:
+            self.driver.destroy_graph(graph)
+            self.attempt(self.pool.release_capture, graph)  # a fault may have kept the driver from telling
         vpool.defaults._defaults.clear()
         vpool.defaults._defaults.update(self.former)
         vpool.defaults._former.clear()
