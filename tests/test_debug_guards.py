@@ -342,6 +342,18 @@ def test_where_the_limit_leaves_no_room_a_core_has_fewer_blocks():
         assert len(blocks) == count
 
 
+def test_a_block_for_another_process_is_the_callers():
+    with debug_pool("guard", "fake cuda") as pool:
+        ptr = pool.allocate(1000)
+        handle = pool.ipc_handle(ptr)
+        assert (handle.base + handle.offset, handle.nbytes) == (ptr, 1000)
+        with pytest.raises(vpool.ForeignPointerError):
+            pool.ipc_handle(ptr - 256)
+        pool.deallocate(ptr)
+        with pytest.raises(vpool.DoubleFreeError):
+            pool.ipc_handle(ptr)
+
+
 def test_compiled_callers_have_guards_too():
     with debug_pool("guard,poison,quarantine,sites") as pool:
         bench.pair(pool, 4096, 100)

@@ -10,6 +10,7 @@ import pytest
 import vpool
 from tests.helpers.debug import debug_pool, line_above, line_below
 from tests.helpers.pools import MIB, run_cleanly, run_python, simulated_pool
+from tests.helpers.processes import run_forking
 from vpool.data import bundled_trace
 from vpool.leaks import UNKNOWN_SITE
 from vpool.modes import VARIABLE, Modes, modes_of
@@ -329,6 +330,36 @@ def test_a_report_that_cannot_be_written_does_not_fail_the_exit(monkeypatch, tro
 def test_the_interpreter_ends_quietly_with_all_modes(monkeypatch, ending):
     monkeypatch.setenv(VARIABLE, "guard,poison,quarantine,sites")
     run_cleanly(AT_EXIT + ending)
+
+
+FORKED = """
+pool = make(debug='guard,poison,quarantine,sites,leaks')
+buffer, other, ptr = pool.empty(1000), pool.empty(300, stream=5), pool.allocate(1000)
+pool.deallocate(pool.allocate(700))
+calls = pool.source.driver.calls()
+
+def child():
+    global other
+    pool.deallocate(ptr)
+    pool.deallocate(ptr)
+    buffer.close()
+    del other
+    refused(pool.leaks)
+    refused(pool.check)
+    pool.close()
+    assert pool.source.driver.calls() == calls
+    works(make(debug='guard,poison,quarantine,sites'))
+
+for _ in range(TIMES):
+    ended(fork(child))
+pool.check()
+assert pool.leaks().blocks == 3
+pool.deallocate(ptr), buffer.close(), other.close()
+"""
+
+
+def test_a_child_of_a_fork_neither_checks_nor_reports_its_parents_blocks():
+    run_forking(FORKED, 3)
 
 
 # Segments.
