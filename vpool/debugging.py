@@ -217,9 +217,8 @@ class Debugger:
     def drop(self, address):
         """Take the block of a dropped buffer back; what is wrong is reported, since nobody can catch it."""
         try:
-            if not sys.is_finalizing():
-                self.free(address, surely=True)
-                return
+            self.free(address, surely=True)
+            return
         except NotLive:
             return  # another thread was faster
         except AttributeError:

@@ -13,6 +13,16 @@ from vpool._management.state cimport STATE_FORKED, STATE_HOLDS
 
 from vpool.errors import InvalidPointerError
 
+cdef extern from *:
+    """
+    #if PY_VERSION_HEX >= 0x030D0000
+    #define vpool_is_finalizing Py_IsFinalizing
+    #else
+    #define vpool_is_finalizing _Py_IsFinalizing
+    #endif
+    """
+    bint is_finalizing "vpool_is_finalizing"() noexcept
+
 
 cdef inline bint still_mine(Buffer buffer) noexcept:
     """Whether the block's record is still this buffer's: its address may have been freed by hand."""
@@ -115,7 +125,12 @@ cdef class Buffer:
 
     cdef bint drop_held(self) noexcept:
         """The same of a dropped one, which cannot raise."""
-        if self.pool.core.state.word & STATE_FORKED == 0 and still_mine(self):
+        if self.pool.core.state.word & STATE_FORKED:
+            return True
+        if is_finalizing():                       # what watches blocks is Python, and may be half gone
+            self.address -= self.pool.front
+            return False
+        if still_mine(self):
             self.pool.debugger.drop(self.address)
             self.pool.after_free()
         return True

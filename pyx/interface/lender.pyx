@@ -255,8 +255,8 @@ cdef class Lender:
         """Give what is idle back to the source, but for `keep` bytes; the exception for what it refused, or None."""
         cdef int status = STATUS_OK
         self.streams.settle()
-        if self.debugger is not None:
-            self.debugger.release_all()
+        if self.debugger is not None and not self.closed:
+            self.debugger.release_all()           # one that is closed keeps none
         with nogil:
             if atomic_read(self.core.state.reserved) or atomic_read(self.areas.fixed_state.reserved):
                 status = self.areas.drain()
