@@ -5,6 +5,7 @@ The simulated streams refuse, and count as fatal for the capture, what CUDA was 
 
 import gc
 import itertools
+import sys
 import threading
 
 import pytest
@@ -308,6 +309,41 @@ def test_many_captures_at_once_and_their_slots_are_used_again():
         pool.trim()
         assert driver.used() == 0
     pool.check()
+
+
+class Stream:
+    def __init__(self, handle):
+        self.handle = handle
+
+
+def test_a_capture_that_ends_while_other_threads_ask_does_not_come_back():
+    pool, driver = fake_pool()
+    stream = Stream(driver.create_stream())
+    over = threading.Event()
+
+    def ask():
+        while not over.is_set():
+            pool.captures  # noqa: B018
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in threads:
+            thread.start()
+        for _ in range(300):
+            with Graph(driver, "thread_local", stream=stream.handle) as graph:
+                pool.deallocate(pool.allocate(1000, stream=stream))
+            graph.destroy()
+            pool.trim()
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join(60)
+        sys.setswitchinterval(before)
+    assert pool.captures == ()
+    pool.trim()
+    assert driver.used() == 0
 
 
 # Nothing that is forbidden.

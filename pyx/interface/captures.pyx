@@ -162,12 +162,26 @@ cdef class CaptureTable:
                 self.believed -= 1
                 captures_count(-1)
 
-    def ask_again(self, table):
-        """Learn which captures are over.  Only of streams that surely exist: see `order_reachable`."""
-        for (handle, thread), (_, reference) in list(self.capturing.items()):
-            stream = None if reference is None else reference()
-            if stream is not None and thread in (0, thread_number()):
-                self.slot_of(table, stream, handle, thread)
+    cdef int ask_again(self) except -1:
+        """Learn which captures are over.  Only of streams that surely exist: see `order_reachable`.
+
+        Begins none, since another thread may end that capture, and destroy its graph, while this one asks.
+        """
+        cdef uint64_t handle
+        cdef int state, status
+        for stream, known in list(self.capturing.items()):
+            kept = None if known[1] is None else known[1]()
+            if kept is None or stream[1] not in (0, thread_number()):
+                continue
+            handle = stream[0]
+            with nogil:
+                status = self.areas.core.source.ask_capture(handle, &state)
+            if status == STATUS_OK and state == CAPTURE_NONE:
+                with self.changing:
+                    # Unless it was seen to capture again meanwhile.
+                    if self.capturing.get(stream) is known:
+                        self.is_over(*stream)
+        return 0
 
     def release(self, id):
         """Let everybody have the memory of a capture again, unless another capture shares it."""

@@ -146,7 +146,7 @@ cdef class StreamTable:
         if self.captures is not None:
             self.captures.settle()
             if self.captures.capturing:
-                self.captures.ask_again(self)
+                self.captures.ask_again()
         return 0
 
     cdef int slot_of_handle(self, uint64_t handle) except -1:

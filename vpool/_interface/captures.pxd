@@ -15,4 +15,5 @@ cdef class CaptureTable:
     cdef unsigned long long seen  # graphs that were known to be gone at the last look
 
     cdef int slot_of(self, object table, object stream, uint64_t handle, uint64_t thread) except -1
+    cdef int ask_again(self) except -1
     cdef int settle(self) except -1
