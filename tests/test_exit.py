@@ -171,11 +171,8 @@ fails(block); fails(pool.trim); fails(vpool.Pool, source='cuda')
 
 @pytest.mark.parametrize("then", AFTER_AN_ERROR)
 def test_after_an_error_that_does_not_go_away(then, times):
-    said = run_often(BROKEN + AFTER_AN_ERROR[then], times)
-    # What a dropped buffer of a closed pool cannot raise is logged, once.
-    lines = said.splitlines()
-    assert all("closed: the source did not take memory back: cudaError" in line for line in lines)
-    assert len(lines) == (times + 1 if then == "closing" else 0)
+    # Each error is told once, by the call that met it; the frees of a pool whose `close` has told it say nothing.
+    assert run_often(BROKEN + AFTER_AN_ERROR[then], times) == ""
 
 
 @pytest.mark.parametrize("refuses", [False, True])

@@ -29,15 +29,20 @@ FRAMEWORKS = [
 ]
 
 
-def run_at_once(program, arguments=(), times=TIMES, status=0, said=""):
-    """Run a program so many times, several at once; each must end with the status and write just that."""
+def run_at_once(program, arguments=(), times=TIMES, status=0, said="", logged=0):
+    """Run a program so many times, several at once; each must end with the status and write just that.
+
+    At most `logged` lines tell that a closed pool cannot give memory back.
+    """
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as workers:
         runs = [workers.submit(run_python, program, *arguments, timeout=300) for _ in range(times)]
     for run in runs:
         done = run.result()
         assert (done.returncode, done.stdout) == (status, said), done.stderr
         if status == 0:
-            assert done.stderr == ""
+            lines = done.stderr.splitlines()
+            assert len(lines) <= logged, done.stderr
+            assert all("closed: the source did not take memory back: cudaError" in line for line in lines)
 
 
 # Forks.
@@ -263,7 +268,8 @@ except vpool.SourceError as error:
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_ends(ending):
     program, status = ENDINGS[ending]
-    run_at_once(f"{MADE}\n{program}", status=status)
+    # Nothing raises what a free meets after a reset, so it is logged, once.
+    run_at_once(f"{MADE}\n{program}", status=status, logged=1 if ending == "cudaDeviceReset and close" else 0)
 
 
 ILLEGAL = """
