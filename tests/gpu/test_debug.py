@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import vpool
-from tests.gpu.test_captures import Graph, Stream, ok
 from tests.helpers.debug import line_above, unraised
+from tests.helpers.graphs import Graph, Stream, ok
 from tests.helpers.pools import MIB, live_figures
 from vpool.errors import SourceError
 
