@@ -123,7 +123,7 @@ cdef class CaptureTable:
         with nogil:
             status = self.areas.core.source.ask_capture(handle, &state)
             if status == STATUS_OK and state == CAPTURE_ACTIVE:
-                status = self.areas.core.source.driver.capture_info(handle, &state, &id, &graph)
+                status = self.areas.core.source.capture_info(handle, &state, &id, &graph)
         if status != STATUS_OK:
             raise source_error(self.areas.core, status, f"cannot ask whether stream {handle:#x} captures")
         if state != CAPTURE_ACTIVE:

@@ -16,6 +16,7 @@ from vpool._management.arena cimport Arena
 from vpool._management.adapt cimport adapt_look
 from vpool._management.areas cimport is_common, request_init
 from vpool._management.hit cimport hit_any
+from vpool._management.order cimport order_waited
 from vpool._management.state cimport STATE_ADAPTIVE, STATE_CLOSED, STATE_DEBUG, STATE_FORKED, STATE_STOPS, Request
 from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK
 
@@ -260,7 +261,7 @@ cdef class Lender:
         with nogil:
             if atomic_read(self.core.state.reserved) or atomic_read(self.areas.fixed_state.reserved):
                 status = self.areas.drain()
-            if status == STATUS_OK or status == STATUS_NOT_READY:
+            if order_waited(status):
                 status = self.areas.release_idle(keep, released)
         return None if status == STATUS_OK else source_error(self.core, status, "the source did not take memory back")
 

@@ -11,6 +11,7 @@ from vpool._management.arena cimport NEVER_CUT, Arena
 from vpool._management.core cimport Core, core_deallocate, core_live_bytes, request_broken
 from vpool._management.cross cimport cross_free, cross_use
 from vpool._management.ladder cimport ladder_climb, ladder_ensure
+from vpool._management.order cimport order_waited
 from vpool._management.state cimport (
     RUNG_MERGE,
     RUNG_SEARCH,
@@ -23,7 +24,7 @@ from vpool._management.state cimport (
     slot_count,
 )
 from vpool._management.walk cimport Broken, walk_check
-from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK, STATUS_OUT_OF_MEMORY
+from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.source cimport Source
 
 cdef enum:
@@ -262,7 +263,7 @@ cdef class Areas:
         cdef int other = STATUS_OK
         if self.fixed is not None:
             other = self.fixed.drain()
-        return status if status != STATUS_OK and status != STATUS_NOT_READY or other == STATUS_OK else other
+        return status if not order_waited(status) or other == STATUS_OK else other
 
     cdef bint put(self, uint64_t address, uint16_t hint) noexcept nogil:
         """Take back the live block at `address`, looking in the hinted slot's arena first."""
@@ -306,8 +307,7 @@ cdef class Areas:
         if self.state.word & STATE_ADAPTIVE:
             adapt_look(self.core, False)
         if self.state.word & STATE_CLOSED and self.may_have_idle():
-            status = self.drain()
-            if status == STATUS_OK or status == STATUS_NOT_READY:
+            if order_waited(self.drain()):
                 self.release_idle(0, &released)
 
     cdef bint may_have_idle(self) noexcept nogil:

@@ -46,6 +46,7 @@ from vpool._management.order cimport (
     order_forget,
     order_mark,
     order_reachable,
+    order_waited,
 )
 from vpool._management.state cimport (
     STATE_CLOSED,
@@ -56,7 +57,7 @@ from vpool._management.state cimport (
     Slot,
     slot_count,
 )
-from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK, STATUS_OUT_OF_MEMORY
+from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.fork cimport fork_forget, fork_watch
 from vpool._storage.source cimport Range, Source
 
@@ -424,7 +425,7 @@ cdef class Core:
         status = order_drain(&self.state, self.source)
         # What came home and merged has new stamps, and may have a second way home before it, past a stream
         # that is gone and cannot be asked; the device is idle, so this costs little.
-        while (status == STATUS_OK or status == STATUS_NOT_READY) and cross_recall(&self.state, self.source):
+        while order_waited(status) and cross_recall(&self.state, self.source):
             status = order_drain(&self.state, self.source)
         turn_give(&self.state.crossing_turn)
         return status

@@ -10,8 +10,9 @@ from vpool._management.arena cimport Arena, arena_allocated
 from vpool._management.core cimport STATUS_MISALIGNED, Core, core_live_bytes, request_broken
 from vpool._management.cross cimport cross_merge, cross_ready, cross_steal, cross_take_own
 from vpool._management.freelist cimport freelist_find
+from vpool._management.order cimport order_waited
 from vpool._management.state cimport RUNG_SEARCH, RUNGS, STATE_ADAPTIVE, CoreState, GrowthRule, Request, slot_count
-from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK, STATUS_OUT_OF_MEMORY
+from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 
 cdef enum:
     MOST_FOR_CAPTURES = 32 << 20  # bytes that a capture takes beyond what it needs
@@ -158,7 +159,8 @@ cdef BlockId _trim(Core core, Request* request) noexcept nogil:
 cdef BlockId _wait(Core core, Request* request) noexcept nogil:
     """Wait for the device; then pending blocks are free, and what is idle can go."""
     cdef int status = core.drain()
-    if status != STATUS_OK and status != STATUS_NOT_READY:
+    if not order_waited(status):
+        request.status = status
         return 0
     return request.block_id if _search(core, request) or _merge(core, request) else _trim(core, request)
 

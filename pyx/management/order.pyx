@@ -77,24 +77,30 @@ cdef bint order_reachable(Source source, Slot* slot) noexcept nogil:
     holds the stream, or in the call that passes it; a stream known by its number alone is waited for
     with the device.
     """
+    cdef int capture
+    return order_reach(source, slot, &capture) != STATUS_INVALID_HANDLE
+
+
+cdef int order_reach(Source source, Slot* slot, int* capture) noexcept nogil:
+    """Whether the slot's stream captures; STATUS_INVALID_HANDLE where it is out of reach: see `order_reachable`."""
     cdef uint64_t unique_id = 0
-    cdef int capture, status
+    cdef int asked, status
+    cdef bint by_id = source.checks_handles and slot.unique_id != 0 and slot.thread == 0
+    capture[0] = CAPTURE_NONE
     if slot.thread:
-        return slot.thread == thread_number()
-    if slot.unique_id == 0:
-        return True
-    if not source.checks_handles:
-        return not atomic_read(slot.gone) and (slot.held > 0 or slot.asking)
-    if not atomic_read(slot.gone):
-        if source.ask_capture(slot.stream, &capture) == STATUS_OK and capture != CAPTURE_NONE:
-            return True                           # it exists; to ask for its id would invalidate the capture
-        # Another stream may have got the handle of one that was destroyed.
-        status = source.driver.stream_id(slot.stream, &unique_id)
-        if status == STATUS_INVALID_HANDLE or status == STATUS_OK and unique_id != slot.unique_id:
-            atomic_write(slot.gone, True)
-        elif status != STATUS_OK:
-            return False                          # no answer, which says nothing of the stream
-    return not atomic_read(slot.gone)
+        if slot.thread != thread_number():
+            return STATUS_INVALID_HANDLE
+    elif slot.unique_id and (atomic_read(slot.gone) or not by_id and slot.held <= 0 and not slot.asking):
+        return STATUS_INVALID_HANDLE
+    asked = source.ask_capture(slot.stream, capture)
+    if not by_id or asked == STATUS_OK and capture[0] != CAPTURE_NONE:
+        return asked                              # to ask a stream that captures for its id would invalidate that
+    # Another stream may have got the handle of one that was destroyed.
+    status = source.driver.stream_id(slot.stream, &unique_id)
+    if status == STATUS_INVALID_HANDLE or status == STATUS_OK and unique_id != slot.unique_id:
+        atomic_write(slot.gone, True)
+        return STATUS_INVALID_HANDLE
+    return asked if status == STATUS_OK else STATUS_INVALID_HANDLE   # no answer says nothing of the stream
 
 
 cdef int order_mark(CoreState* state, Source source, uint16_t freer, uint64_t number) noexcept nogil:
@@ -108,9 +114,7 @@ cdef int order_mark(CoreState* state, Source source, uint16_t freer, uint64_t nu
     cdef int status, capture
     if number < atomic_read(state.arenas[freer].sequence):
         return STATUS_OK
-    if not order_reachable(source, slot):
-        return STATUS_INVALID_HANDLE
-    status = source.ask_capture(slot.stream, &capture)
+    status = order_reach(source, slot, &capture)
     if status != STATUS_OK:
         return status
     if capture != CAPTURE_NONE:
@@ -140,8 +144,7 @@ cdef int order_mark(CoreState* state, Source source, uint16_t freer, uint64_t nu
 cdef bint _can_wait(CoreState* state, Source source, uint16_t user) noexcept nogil:
     """Whether a slot's stream can be made to wait for an event now."""
     cdef int capture
-    return order_reachable(source, &state.table[user]) and source.ask_capture(
-        state.table[user].stream, &capture) == STATUS_OK and capture == CAPTURE_NONE
+    return order_reach(source, &state.table[user], &capture) == STATUS_OK and capture == CAPTURE_NONE
 
 
 cdef int order_make(CoreState* state, Source source, uint16_t user, uint16_t freer, uint64_t number) noexcept nogil:
@@ -238,20 +241,20 @@ cdef int order_drain(CoreState* state, Source source) noexcept nogil:
     for freer in range(slot_count(state)):
         if state.arenas[freer].captured:
             continue
-        if not order_reachable(source, &state.table[freer]):
+        status = order_reach(source, &state.table[freer], &capture)
+        if status == STATUS_INVALID_HANDLE:
             beyond = beyond or not _has_ended(state.arenas[freer], &state.table[freer])
-            continue
-        status = source.ask_capture(state.table[freer].stream, &capture)
-        if status != STATUS_OK:
+        elif status != STATUS_OK:
             return status
-        captures = captures or capture != CAPTURE_NONE
+        else:
+            captures = captures or capture != CAPTURE_NONE
     if beyond and not captures:
         return _drain_device(state, source)
     for freer in range(slot_count(state)):
         if state.arenas[freer].captured or not order_reachable(source, &state.table[freer]):
             continue
         status = _drain_slot(state, source, freer)
-        if status != STATUS_OK and status != STATUS_NOT_READY:
+        if not order_waited(status):
             # No event to be had, perhaps: the device is waited for without one.
             return status if captures else _drain_device(state, source)
     return STATUS_NOT_READY if captures else STATUS_OK

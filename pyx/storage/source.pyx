@@ -243,6 +243,17 @@ cdef class Source:
             status = STATUS_OK
         return self._leave_device(previous, status)
 
+    cdef int capture_info(self, uint64_t stream, int* state, uint64_t* id, uint64_t* graph) noexcept nogil:
+        """Id and graph of the capture of a stream that captures."""
+        cdef int previous
+        cdef int status
+        if stream > LAST_DEFAULT_STREAM:
+            return self.driver.capture_info(stream, state, id, graph)
+        status = self._enter_device(&previous)
+        if status != STATUS_OK:
+            return status
+        return self._leave_device(previous, self.driver.capture_info(stream, state, id, graph))
+
     cdef int synchronize(self) noexcept nogil:
         """Return when all work that was queued on the device is complete."""
         cdef int previous
@@ -272,6 +283,7 @@ cdef class Source:
         cdef uint64_t address = 0
         cdef const char* given = handle
         cdef int previous, mode, status, opened
+        cdef int closed = STATUS_OK
         if len(handle) != 64:
             raise ValueError(f"a handle has 64 bytes, not {len(handle)}")
         self.driver.must_be_mine()
@@ -281,10 +293,13 @@ cdef class Source:
                 opened = self.driver.ipc_open(given, &address)
                 status = self._leave_relaxed(previous, mode, opened)
                 if opened == STATUS_OK and status != STATUS_OK:
-                    self.driver.ipc_close(address)
+                    closed = self.driver.ipc_close(address)
         if status != STATUS_OK:
             name = self.driver.error_name(status)
-            raise SourceError(f"memory of another process cannot be opened on device {self.device}: {name}", name)
+            left = "" if closed == STATUS_OK else f"; it stays open: {self.driver.error_name(closed)}"
+            raise SourceError(
+                f"memory of another process cannot be opened on device {self.device}: {name}{left}", name
+            )
         return address
 
     def close_shared(self, uint64_t address):

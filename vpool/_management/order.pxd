@@ -4,6 +4,7 @@ from libc.stdint cimport uint16_t, uint64_t
 from vpool._base.lock cimport atomic_read
 from vpool._management.arena cimport Arena
 from vpool._management.state cimport CoreState, Slot
+from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK
 from vpool._storage.source cimport Source
 
 
@@ -17,6 +18,11 @@ cdef inline bint order_proved(CoreState* state, uint16_t user, uint16_t freer, u
     return atomic_read(state.table[user].waited[freer]) >= number
 
 
+cdef inline bint order_waited(int status) noexcept nogil:
+    """Whether a drain ended well: all that may be waited for is complete, if not what a capture goes on with."""
+    return status == STATUS_OK or status == STATUS_NOT_READY
+
+
 # Number of the calling thread, from 1; never given twice in a process.
 cdef uint64_t thread_number() noexcept nogil
 
@@ -27,6 +33,7 @@ cdef bint order_at_rest(Arena* arena, uint64_t done) noexcept nogil
 
 # With the crossing turn, and no lock.
 cdef bint order_reachable(Source source, Slot* slot) noexcept nogil
+cdef int order_reach(Source source, Slot* slot, int* capture) noexcept nogil
 cdef void order_poll(CoreState* state, Source source, uint16_t freer) noexcept nogil
 cdef int order_mark(CoreState* state, Source source, uint16_t freer, uint64_t number) noexcept nogil
 cdef int order_make(CoreState* state, Source source, uint16_t user, uint16_t freer, uint64_t number) noexcept nogil

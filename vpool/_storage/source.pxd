@@ -42,6 +42,7 @@ cdef class Source:
     cdef int query_event(self, uint64_t event) noexcept nogil
     cdef int await_event(self, uint64_t event) noexcept nogil
     cdef int ask_capture(self, uint64_t stream, int* state) noexcept nogil
+    cdef int capture_info(self, uint64_t stream, int* state, uint64_t* id, uint64_t* graph) noexcept nogil
     cdef int synchronize(self) noexcept nogil
     cdef int share(self, uint64_t address, uint64_t nbytes, char* handle) noexcept nogil
     cdef int fill(self, uint64_t address, uint32_t word, uint64_t words) noexcept nogil
