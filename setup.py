@@ -26,9 +26,13 @@ MODULES = {
         "cuda_driver",
         "source",
     ),
-    "management": ("order", "pending", "arena", "lend", "cross", "core", "ladder", "adapt", "walk", "areas"),
+    "management": (
+        *("order", "pending", "arena", "journal", "lend", "cross", "core", "ladder", "adapt", "walk", "noted"),
+        "areas",
+    ),
     "interface": (
         "arguments",
+        "tags",
         "snapshot",
         "diagnosis",
         "captures",
@@ -38,6 +42,7 @@ MODULES = {
         "lender",
         "buffer",
         "sharing",
+        "recorder",
         "upkeep",
         "pool",
         "replay",

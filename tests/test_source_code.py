@@ -23,11 +23,11 @@ LAYERS = {
     # Plain figures and rules in Python, which know neither pools nor sources.
     "records": (
         *("vpool.formats", "vpool.report", "vpool.stats", "vpool.strategies", "vpool.streams", "vpool.trace"),
-        *("vpool.sites", "vpool.leaks", "vpool.modes"),
+        *("vpool.sites", "vpool.leaks", "vpool.modes", "vpool.details"),
     ),
     "storage": ("vpool._storage", "vpool.sources", "vpool.ipc", "vpool.policy"),
     "management": ("vpool._management",),
-    "interface": ("vpool._interface", "vpool.maintenance", "vpool.debugging"),
+    "interface": ("vpool._interface", "vpool.maintenance", "vpool.debugging", "vpool.recording"),
     "tools": (
         "vpool.defaults",
         "vpool.replay",

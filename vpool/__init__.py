@@ -5,6 +5,7 @@ from vpool._interface.buffer import Buffer
 from vpool._interface.lender import pools
 from vpool._interface.pool import Pool
 from vpool._interface.streams import stream
+from vpool._interface.tags import tag
 from vpool.compare import CompareResult, compare
 from vpool.defaults import allocate, deallocate, default_pool, empty, inspect, set_default_pool
 from vpool.errors import (
@@ -62,6 +63,7 @@ __all__ = [
     "set_default_pool",
     "sources",
     "stream",
+    "tag",
 ]
 
 

@@ -3,6 +3,7 @@
 import itertools
 import os
 import sys
+import threading
 from types import FrameType
 
 __all__ = ["NOT_SAMPLED", "NO_PYTHON", "TOO_MANY", "Sites"]
@@ -29,18 +30,41 @@ class Sites:
     A site costs about a microsecond, and no more where the stack is deep: only the frames that it names are
     looked at, and vpool's own before them.
 
-    Thread safety: `here` may be called from any thread.
+    Thread safety: `here` and `number` may be called from any thread.
+
+    Attributes
+    ----------
+    texts : list of str
+        The sites that have a number, by it; 0 is none.
     """
 
     def __init__(self, every=1, depth=1):
+        self._numbering = threading.RLock()
         self.every = every
         self.depth = depth
         self._counter = itertools.count()
         self._names: dict[tuple, str] = {}
+        self._numbers: dict[str, int] = {}
+        self.texts = [""]
 
     def sampled(self):
         """Whether this allocation is one to look at."""
         return next(self._counter) % self.every == 0
+
+    def number(self):
+        """A number for `here`, the index of its text in `texts`; 0 where this allocation is none to look at."""
+        if not self.sampled():
+            return 0
+        site = self.here()
+        number = self._numbers.get(site)
+        if number is None:
+            with self._numbering:
+                number = self._numbers.get(site)
+                if number is None:
+                    number = len(self.texts)
+                    self.texts.append(site)
+                    self._numbers[site] = number
+        return number
 
     def here(self):
         """The line that has called vpool, such as ``train.py:12 in step``; behind ``<`` those that called it."""

@@ -41,6 +41,8 @@ class Trace:
         A row for each request that failed: the event before which it came, and its bytes.
     figures : dict, optional
         What a reader counted in the file, by names of its format's (see :doc:`formats`).
+    details : vpool.details.Details, optional
+        Addresses, tags and more of each event, which a recording knows.
 
     Raises
     ------
@@ -48,7 +50,7 @@ class Trace:
         Where the arrays contradict each other; the message names the event.
     """
 
-    def __init__(self, op, id, bytes, stream, t_us, marks_us=(), notes=(), failures=(), figures=None):
+    def __init__(self, op, id, bytes, stream, t_us, marks_us=(), notes=(), failures=(), figures=None, details=None):
         given = {"op": op, "id": id, "bytes": bytes, "stream": stream, "t_us": t_us}
         arrays = {name: _as(values, _ARRAYS[name], name) for name, values in given.items()}
         lengths = {name: len(array) for name, array in arrays.items()}
@@ -63,6 +65,7 @@ class Trace:
         self.notes = list(notes)
         self.failures = _failures(failures, len(self))
         self.figures = dict(figures or {})
+        self.details = details
         self._check()
 
     def _check(self):
@@ -126,7 +129,7 @@ class Trace:
         return len(self.op)
 
     def __repr__(self):
-        return f"<vpool.Trace of {len(self)} events, {self.allocations} allocations>"
+        return f"<vpool.{type(self).__name__} of {len(self)} events, {self.allocations} allocations>"
 
     @property
     def allocations(self):

@@ -95,7 +95,7 @@ cdef class Access:
         cdef int freer = -1 if slot is None else slot
         cdef bint found
         with nogil:
-            found = self.areas.put(address, 0) if freer < 0 else self.areas.free_on(address, freer)
+            found = self.areas.take_back(address, freer)
         return found
 
     cdef bint enter(self, int slot, bint named) noexcept nogil:

@@ -127,6 +127,12 @@ cdef class Buffer:
         """The same of a dropped one, which cannot raise."""
         if self.pool.core.state.word & STATE_FORKED:
             return True
+        if self.pool.debugger is None:
+            if still_mine(self):
+                with nogil:
+                    self.pool.areas.take_back(self.address, -1)
+            self.pool.after_free()
+            return True
         if is_finalizing():                       # what watches blocks is Python, and may be half gone
             self.address -= self.pool.front
             return False

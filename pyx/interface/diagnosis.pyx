@@ -1,15 +1,18 @@
 """What went wrong, as exceptions that say what to do about it."""
 from libc.stdint cimport uint64_t
 
+from vpool._base.lock cimport atomic_read
 from vpool._base.types cimport BLOCK_LIVE, GRANULE, Block, round_up
 from vpool._interface.snapshot cimport copy_records
 from vpool._management.areas cimport Areas
 from vpool._management.core cimport STATUS_OVERLAP, Core, request_broken
-from vpool._management.state cimport RUNGS, Request
+from vpool._management.journal cimport TagCount
+from vpool._management.state cimport RUNG_CALL, RUNG_COLLECT, RUNGS, Request
 from vpool._management.walk cimport walk_find
 from vpool._storage.driver cimport STATUS_OUT_OF_MEMORY
 from vpool._storage.source cimport Range
 
+from vpool._interface.tags import name_of
 from vpool._management.ladder import RUNG_NAMES
 from vpool.errors import DoubleFreeError, ForeignPointerError, ForkedProcessError, OutOfMemoryError, SourceError
 from vpool.report import Report
@@ -75,6 +78,20 @@ cdef failure(Areas areas, str name, Request* request):
         f" of which {format_bytes(report.largest_free_bytes)} in the largest block,"
         f" pending {format_bytes(report.pending_bytes)}. Tried: {', '.join(steps) or 'nothing, which would not help'}.",
         request.requested, report, steps,
+    )
+
+
+cdef over_limit(Areas areas, str name, Request* request):
+    """The exception for a request beyond the limit of its tag."""
+    cdef TagCount* count = &areas.journal.tags[request.tag]
+    tag = name_of(request.tag)
+    return OutOfMemoryError(
+        f"pool {name!r} cannot lend {request.requested:,} bytes ({format_bytes(request.requested)}) for tag {tag!r}:"
+        f" its limit is {format_bytes(count.limit)} ({count.limit:,} bytes), of which"
+        f" {format_bytes(atomic_read(count.requested_bytes))} are live. Tried: {RUNG_NAMES[<int> RUNG_CALL]},"
+        f" {RUNG_NAMES[<int> RUNG_COLLECT]}.",
+        request.requested, Report(*copy_records(areas, name)),
+        (RUNG_NAMES[<int> RUNG_CALL], RUNG_NAMES[<int> RUNG_COLLECT]),
     )
 
 

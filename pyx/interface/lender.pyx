@@ -10,16 +10,27 @@ from libc.stdint cimport uint64_t
 from vpool._base.bias cimport Seat, bias_leave, bias_try_enter
 from vpool._base.lock cimport atomic_read
 from vpool._base.types cimport GRANULE, BlockId, likely, round_up
-from vpool._interface.diagnosis cimport forked, source_error, stray
+from vpool._interface.diagnosis cimport forked, over_limit, source_error, stray
 from vpool._interface.snapshot cimport copy_records
 from vpool._management.arena cimport Arena
 from vpool._management.adapt cimport adapt_look
 from vpool._management.areas cimport is_common, request_init
 from vpool._management.hit cimport hit_any
+from vpool._management.journal cimport journal_tags_in_use
+from vpool._management.noted cimport noted_begin, noted_end, noted_switch
 from vpool._management.order cimport order_waited
-from vpool._management.state cimport STATE_ADAPTIVE, STATE_CLOSED, STATE_DEBUG, STATE_FORKED, STATE_STOPS, Request
+from vpool._management.state cimport (
+    STATE_ADAPTIVE,
+    STATE_CLOSED,
+    STATE_DEBUG,
+    STATE_FORKED,
+    STATE_NOTED,
+    STATE_STOPS,
+    Request,
+)
 from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK
 
+from vpool._interface import tags
 from vpool._storage.fork import PerProcess
 from vpool.debugging import NotLive
 from vpool.errors import ClosedPoolError, SourceError
@@ -45,7 +56,20 @@ cdef int register(Lender lender) except -1:
     """Make a pool one of `pools`."""
     with _registering.here:
         _lenders.here.add(lender)
+    if journal_tags_in_use():
+        noted_switch(lender.areas, False)
     return 0
+
+
+def _count_tags():
+    """Have every pool count by tag: this process has one."""
+    with _registering.here:
+        known = list(_lenders.here)
+    for pool in known:
+        noted_switch((<Lender> pool).areas, False)
+
+
+tags.first_use.append(_count_tags)
 
 
 cdef inline BlockId hit(Arena* arena, uint64_t requested, uint64_t* address) noexcept nogil:
@@ -99,7 +123,7 @@ cdef class Lender:
         if requested == 0:
             return 0
         self.streams.settle()
-        if self.core.state.word & STATE_DEBUG:
+        if self.core.state.word & (STATE_DEBUG | STATE_NOTED):
             return self.lend_watched(arena, requested, alignment, address)
         request_init(self.areas, &request, arena[0], requested, alignment)
         self.pressure.climb(&request, self.name)
@@ -108,25 +132,64 @@ cdef class Lender:
         return request.block_id
 
     cdef BlockId lend_watched(self, Arena** arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0:
-        """Of `lend`: a block with guards around it, as the debugger wants it; the address is the caller's."""
+        """Of `lend`: a block that is noted, and has guards around it where there is a debugger.
+
+        The address is the caller's.
+        """
         cdef Request request
-        cdef uint64_t front = self.debugger.front(alignment)
+        cdef uint64_t front = 0 if self.debugger is None else self.debugger.front(alignment)
+        cdef bint noted = self.core.state.word & STATE_NOTED != 0
         request_init(self.areas, &request, arena[0], requested, alignment)
         request.guards = front + self.front
         request.nbytes = round_up(requested + request.guards, request.arena.rounding)
-        self.pressure.climb(&request, self.name)
+        if noted:
+            self.tag(&request)
+        try:
+            self.pressure.climb(&request, self.name)
+            if self.debugger is not None:
+                self.show(&request, front)
+        except BaseException:
+            request.block_id = 0
+            if noted:
+                with nogil:
+                    noted_end(self.areas, &request)
+            raise
+        if noted:
+            with nogil:
+                noted_end(self.areas, &request)
+        address[0] = request.address + front
+        arena[0] = request.arena
+        return request.block_id
+
+    cdef int show(self, Request* request, uint64_t front) except -1:
+        """Show the debugger a block that was just lent; where that fails it is nobody's."""
         try:
             # The block is ours: nobody else writes its record now.
-            self.debugger.lent(request.address, front, request.arena.blocks[request.block_id].nbytes, requested,
-                               request.arena.slot)
+            self.debugger.lent(request.address, front, request.arena.blocks[request.block_id].nbytes,
+                               request.requested, request.arena.slot)
         except BaseException:
             self.debugger.forget(request.address + front)
             with nogil:
                 self.areas.put(request.address, 0)
             raise
-        address[0] = request.address + front
-        arena[0] = request.arena
-        return request.block_id
+        return 0
+
+    cdef int tag(self, Request* request) except -1:
+        """Count a request as its tag's; OutOfMemoryError where that would pass its limit."""
+        cdef bint fits
+        cause = None
+        if self.sites is not None:
+            request.site = self.sites.number()
+        with nogil:
+            fits = noted_begin(self.areas, request)
+        if not fits:
+            cause = self.pressure.make_room(request)
+            with nogil:
+                fits = noted_begin(self.areas, request)
+        if not fits:
+            self.core.count_failure(STATUS_OK)
+            raise over_limit(self.areas, self.name, request) from cause
+        return 0
 
     cdef int watch(self, debugger) except -1:
         """Have a debugger see every block from the first on."""
@@ -179,6 +242,10 @@ cdef class Lender:
             return True
         if address:
             slot = NO_SLOT if stream is None else self.freeing_slot(stream, NO_SLOT)
+            if self.debugger is None:
+                self.take_back_on(address, slot)
+                self.after_free()
+                return True
             try:
                 error = self.debugger.free(address, None if slot == NO_SLOT else slot)
             except NotLive:
@@ -190,16 +257,15 @@ cdef class Lender:
 
     cdef int take_back(self, uint64_t address, stream) except -1:
         """Free a block that is not at hand in the default stream's arena."""
-        cdef int slot = 0 if stream is None else self.freeing_slot(stream, NO_SLOT)
+        cdef int slot = NO_SLOT if stream is None else self.freeing_slot(stream, NO_SLOT)
+        return self.take_back_on(address, slot)
+
+    cdef int take_back_on(self, uint64_t address, int slot) except -1:
+        """Free a block on the stream of a slot, or on its own."""
         cdef bint found
-        if slot == NO_SLOT:
-            stream = None
-            slot = 0
+        cdef int freer = -1 if slot == NO_SLOT else slot
         with nogil:
-            if stream is None:
-                found = self.areas.put(address, 0)
-            else:
-                found = self.areas.free_on(address, slot)
+            found = self.areas.take_back(address, freer)
         if not found:
             raise self.stray_error(address)
         return 0

@@ -107,6 +107,23 @@ cdef class Pressure:
             self.pressed.now = False
         return raised
 
+    cdef make_room(self, Request* request):
+        """Have callbacks and a collection free what a tag has; a callback's exception, if one raised."""
+        raised = None
+        if getattr(self.pressed, "now", False):
+            return None
+        self.pressed.now = True
+        try:
+            for _, _, callback in self.callbacks:
+                try:
+                    callback(request.requested)
+                except Exception as error:
+                    raised = error
+            gc.collect()
+        finally:
+            self.pressed.now = False
+        return raised
+
     cdef bint retry(self, Request* request, int rung, str name) except -1:
         """Count a rung that Python has tried, and climb the ones before it again."""
         if self.areas.state.word & STATE_FORKED:  # by what was called

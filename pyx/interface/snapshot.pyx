@@ -7,9 +7,11 @@ from vpool._base.lock cimport atomic_read
 from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, BLOCK_PENDING, BLOCK_UNMAPPED
 from vpool._management.areas cimport Areas
 from vpool._management.core cimport Core
+from vpool._management.journal cimport Journal
 from vpool._management.state cimport CoreState, slot_count
-from vpool._management.walk cimport BlockCopy, SegmentCopy, Totals, walk_copy, walk_totals
+from vpool._management.walk cimport WAITS_FOR_NOTHING, BlockCopy, SegmentCopy, Totals, walk_copy, walk_totals
 
+from vpool._interface.tags import name_of
 from vpool._management.ladder import RUNG_NAMES
 from vpool.errors import SourceError
 from vpool.report import BLOCK_DTYPE, SEGMENT_DTYPE
@@ -17,8 +19,8 @@ from vpool.stats import PoolStats
 
 # The layout of BlockCopy and SegmentCopy.
 _COPY_DTYPE = np.dtype([
-    ("address", "u8"), ("nbytes", "u8"), ("requested", "u8"), ("segment", "u4"), ("slot", "u2"), ("tag", "u2"),
-    ("state", "u1"),
+    ("address", "u8"), ("nbytes", "u8"), ("requested", "u8"), ("serial", "u8"), ("segment", "u4"), ("slot", "u2"),
+    ("tag", "u2"), ("waits_for", "u2"), ("state", "u1"),
 ])
 _SPAN_DTYPE = np.dtype([("address", "u8"), ("nbytes", "u8"), ("slot", "u2")])
 
@@ -27,6 +29,13 @@ _STATE_NAMES[<int> BLOCK_LIVE] = "live"
 _STATE_NAMES[<int> BLOCK_FREE] = "free"
 _STATE_NAMES[<int> BLOCK_PENDING] = "pending"
 _STATE_NAMES[<int> BLOCK_UNMAPPED] = "unmapped"
+
+
+# What two areas have together.
+_SUMS = (
+    "limit_bytes", "base_slack_bytes", "reserved_bytes", "peak_reserved_bytes", "served_bytes", "missed_bytes", "allocations",
+    "source_calls", "pending",
+)
 
 
 cdef tuple copy_records(Areas areas, str name):
@@ -38,10 +47,13 @@ cdef tuple copy_records(Areas areas, str name):
     if areas.fixed is not None:
         fixed, fixed_blocks, fixed_segments = _copy_area(areas.fixed)
         for key in figures:
-            if key in fixed and (not key.startswith("peak") or key == "peak_reserved_bytes"):
+            if key in _SUMS:
                 figures[key] += fixed[key]
         blocks["segment"] += len(fixed_segments)
         blocks = np.concatenate([fixed_blocks, blocks])
+        figures["fixed_noted"] = fixed["noted"]
+        for key in ("serials", "slots"):
+            figures[key] = np.concatenate([fixed[key], figures[key]])
         segments = np.concatenate([fixed_segments, segments])
         walk_totals(areas.fixed, &totals)
         figures["core"] = {
@@ -61,7 +73,7 @@ cdef tuple copy_records(Areas areas, str name):
     except SourceError:
         device_free = device_total = None         # a report is wanted most when the device does not answer
     figures.update(
-        name=name, source=core.source.name, device=core.source.device, device_free_bytes=device_free,
+        tags=read_tags(areas), name=name, source=core.source.name, device=core.source.device, device_free_bytes=device_free,
         device_total_bytes=device_total,
     )
     return figures, blocks, segments
@@ -111,8 +123,47 @@ cdef tuple _copy_area(Core core):
         "missed_bytes": atomic_read(core.state.missed_bytes),
         "allocations": totals.allocations,
         "source_calls": atomic_read(core.state.source_calls),
+        "noted": totals.noted,
+        "serials": copies["serial"],
+        "slots": copies["slot"],
+        "pending": _pending_rows(copies[copies["state"] == BLOCK_PENDING], by_slot),
     }
     return figures, blocks, segments
+
+
+cdef list _pending_rows(copies, by_slot):
+    """What is pending, and the stream whose work it waits for; None where that is complete, so that nothing is."""
+    rows = {}
+    for slot, waits_for, nbytes in zip(copies["slot"].tolist(), copies["waits_for"].tolist(), copies["nbytes"].tolist()):
+        row = rows.setdefault((slot, waits_for), [0, 0])
+        row[0] += 1
+        row[1] += nbytes
+    return [
+        {
+            "stream": int(by_slot[slot]),
+            "waits_for": None if waits_for == WAITS_FOR_NOTHING else int(by_slot[waits_for]),
+            "blocks": blocks,
+            "pending_bytes": nbytes,
+        }
+        for (slot, waits_for), (blocks, nbytes) in sorted(rows.items())
+    ]
+
+
+cdef dict read_tags(Areas areas):
+    """Name, peak and limit of each tag that was ever used here, by its number."""
+    cdef Journal* journal = &areas.journal
+    cdef uint32_t number
+    if journal.tags == NULL:
+        return {}
+    return {
+        number: {
+            "tag": name_of(number),
+            "peak_bytes": atomic_read(journal.tags[number].peak_bytes),
+            "limit_bytes": journal.tags[number].limit if journal.tags[number].limited else None,
+        }
+        for number in range(1, journal.highest + 1)
+        if journal.tags[number].peak_bytes or journal.tags[number].limited
+    }
 
 
 cdef read_stats(Areas areas):

@@ -4,10 +4,12 @@ from libc.stdint cimport uint64_t
 
 from vpool._interface.diagnosis cimport source_error
 from vpool._interface.lender cimport Lender
+from vpool._interface.recorder cimport Recorder
 from vpool._interface.snapshot cimport read_core_share, read_crossings, read_ladder, read_stats
 from vpool._management.walk cimport Broken
 from vpool._storage.driver cimport STATUS_OK
 
+from vpool.recording import Recording
 from vpool.report import Report
 from vpool.sizes import parse_size
 
@@ -53,6 +55,48 @@ cdef class Upkeep(Lender):
         """
         self.must_be_mine()
         return Report(*self.records())
+
+    def record(self, sites=False, depth=1, capacity=1 << 20):
+        """Record what happens within a ``with`` block, as a trace.
+
+        Parameters
+        ----------
+        sites : bool or int
+            Whether to keep the line of Python that asked for each block, or for one in so many.
+        depth : int
+            How many callers a site names.
+        capacity : int
+            Events that the ring holds, up to a power of two; 48 bytes each, taken as they are written.  Beyond
+            them the oldest are lost.
+
+        Returns
+        -------
+        vpool.recording.Recording
+            A context manager, and after its block a `Trace`.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For numbers that make no sense.
+        Error
+            On entry, where the pool is being recorded already.
+
+        Notes
+        -----
+        An event costs some 40 ns more than the call that it is of, and about a microsecond more with sites.
+        Python's calls go a slower way meanwhile, since they release the GIL.  A pool that is not recorded pays nothing.
+
+        Examples
+        --------
+        >>> import vpool
+        >>> pool = vpool.Pool(source="host")
+        >>> with pool.record() as recording:
+        ...     pool.deallocate(pool.allocate(1000))
+        >>> recording
+        <vpool.Recording of 2 events, 1 allocations>
+        """
+        self.must_be_open()
+        return Recording(Recorder(self), capacity, (int(sites), depth) if sites else None)
 
     @property
     def core_share(self):

@@ -5,12 +5,15 @@ from libc.string cimport memset
 
 from vpool._base.lock cimport atomic_add, atomic_read, atomic_write, spin_lock, spin_unlock
 from vpool._base.turn cimport turn_give, turn_take
+from vpool._base.memory cimport lazy_release
 from vpool._base.types cimport GRANULE, BlockId, round_up
 from vpool._management.adapt cimport adapt_look
 from vpool._management.arena cimport NEVER_CUT, Arena
 from vpool._management.core cimport Core, core_deallocate, core_live_bytes, request_broken
 from vpool._management.cross cimport cross_free, cross_use
+from vpool._management.journal cimport MOST_TAGS, TagCount, journal_close, journal_reset_peaks
 from vpool._management.ladder cimport ladder_climb, ladder_ensure
+from vpool._management.noted cimport noted_free, noted_lend
 from vpool._management.order cimport order_waited
 from vpool._management.state cimport (
     RUNG_MERGE,
@@ -20,6 +23,7 @@ from vpool._management.state cimport (
     STATE_ADAPTIVE,
     STATE_CLOSED,
     STATE_FORKED,
+    STATE_NOTED,
     Request,
     slot_count,
 )
@@ -50,6 +54,7 @@ cdef class Areas:
             core.state.word |= STATE_ADAPTIVE
         self.core = core
         self.state = &core.state
+        self.state.journal = &self.journal
         self.fixed_state = self.state             # so that no path needs to ask whether there is one
         self.smallest = NEVER
         self.watermark = NEVER
@@ -94,12 +99,18 @@ cdef class Areas:
         if len(numbers.blocks) == 1:
             fixed.index_blocks(numbers.blocks[0][0], numbers.blocks[0][1])
         self.fixed = fixed
+        fixed.state.journal = &self.journal
         self.state.arenas[0].fixed = fixed.state.arenas[0]
         self.fixed_state = &fixed.state
         self.smallest = numbers.smallest
         self.band = numbers.largest - numbers.smallest
         self.watermark = <uint64_t> (self.fixed_bytes * <double> numbers.watermark)
         self.headroom = NEVER if numbers.headroom is None else numbers.headroom
+
+    def __dealloc__(self):
+        journal_close(&self.journal)
+        if self.journal.tags != NULL:
+            lazy_release(self.journal.tags, MOST_TAGS * sizeof(TagCount))
 
     def wait(self, bint may):
         """Whether requests may wait for work on the device."""
@@ -163,6 +174,8 @@ cdef class Areas:
             return 0
         if self.watcher != NULL:
             return self.watcher_lends(self.watcher, arena, requested, address)
+        if atomic_read(self.state.word) & STATE_NOTED:
+            return noted_lend(self, arena, requested, address)
         request_init(self, &request, arena, requested, GRANULE)
         self.take(&request)
         address[0] = request.address
@@ -175,9 +188,15 @@ cdef class Areas:
             return True                           # the block is the parent's
         if self.watcher != NULL:
             return self.watcher_takes(self.watcher, address)
-        found = self.put(address, arena.slot)
+        found = noted_free(self, address, arena.slot, -1)
         self.after_free()
         return found
+
+    cdef bint take_back(self, uint64_t address, int freer) noexcept nogil:
+        """Free a block on the stream of a slot, or on its own for -1; noted if calls are."""
+        if atomic_read(self.state.word) & STATE_NOTED:
+            return noted_free(self, address, 0, freer)
+        return self.put(address, 0) if freer < 0 else self.free_on(address, freer)
 
     cdef int open_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread, uint64_t capture) noexcept nogil:
         """Make a slot, the same in each area; its number, or -1 where there is no room for it.
@@ -331,6 +350,7 @@ cdef class Areas:
         self.core.reset_peaks()
         if self.fixed is not None:
             self.fixed.reset_peaks()
+        journal_reset_peaks(&self.journal)
 
     cdef void check(self, Broken* broken) noexcept nogil:
         """Look whether every invariant holds; `broken` names the first that does not."""

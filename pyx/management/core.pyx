@@ -40,6 +40,7 @@ from vpool._management.arena cimport (
 )
 from vpool._management.core cimport core_deallocate
 from vpool._management.cross cimport cross_prove, cross_recall
+from vpool._management.journal cimport EVENT_RELEASE, EVENT_RESERVE, journal_note
 from vpool._management.order cimport (
     order_at_rest,
     order_drain,
@@ -262,8 +263,15 @@ cdef class Core:
         cdef int status
         atomic_add(self.state.source_calls, 1)
         status = self.source.surrender(&segment.span, &segment.handle)
+        if segment.handle.token == 0:
+            self.note_segment(EVENT_RELEASE, segment)
         self.settle_refused(segment)
         return status
+
+    cdef void note_segment(self, int kind, Segment* segment) noexcept nogil:
+        if self.state.journal != NULL:
+            journal_note(self.state.journal, kind, segment.address, segment.nbytes, segment.handle.nbytes,
+                         segment.arena.slot, 0, 0)
 
     cdef void settle_refused(self, Segment* segment) noexcept nogil:
         """Uncommit a segment that went back, or keep it to be given back later."""
@@ -324,6 +332,7 @@ cdef class Core:
             segment.edge = arena_add_segment(arena, segment.address, segment.nbytes)
         if segment.edge:
             self.enlist(&segment)
+            self.note_segment(EVENT_RESERVE, &segment)
             # In the same breath, or another thread could take it and this one would grow once more.
             if request.requested:                 # 0: nobody waits for it
                 request.block_id = arena_take_aligned(

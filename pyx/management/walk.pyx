@@ -1,5 +1,5 @@
 """Walks over all blocks of a pool: a consistent copy, and the proof of every invariant."""
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from vpool._base.lock cimport atomic_read
@@ -16,11 +16,12 @@ from vpool._base.types cimport (
     Block,
     BlockId,
 )
-from vpool._management.arena cimport CLASS_BITS, CLASSES_PER_ROW, ROWS, Arena, arena_allocated, arena_containing
+from vpool._management.arena cimport CLASS_BITS, CLASSES_PER_ROW, ROWS, Arena, Dependency, arena_allocated, arena_containing
 from vpool._management.core cimport Core
 from vpool._management.freelist cimport class_of
 from vpool._management.index cimport live_find
 from vpool._management.lend cimport lend_edge
+from vpool._management.order cimport order_proved
 from vpool._management.state cimport CoreState, Segment, lock_all, slot_count, unlock_all
 
 
@@ -56,6 +57,23 @@ cdef void _link_loans(CoreState* state) noexcept nogil:
             edge_id = arena.blocks[edge_id].list_prev
 
 
+cdef uint16_t _waits_for(CoreState* state, Arena* arena, BlockId block_id) noexcept nogil:
+    """The slot whose work a block waits for."""
+    cdef Block* block = &arena.blocks[block_id]
+    cdef uint32_t number
+    cdef Dependency* dependency
+    if block.state == BLOCK_LENT:
+        return block.slot
+    if block.state == BLOCK_PENDING:
+        number = arena.uses[block_id]
+        while number:
+            dependency = &arena.dependencies[number]
+            if not order_proved(state, arena.slot, dependency.arena.slot, dependency.number):
+                return dependency.arena.slot
+            number = dependency.next
+    return WAITS_FOR_NOTHING
+
+
 cdef struct Copying:
     BlockCopy* blocks
     uint64_t capacity
@@ -86,6 +104,8 @@ cdef void _copy_blocks(CoreState* state, Arena* arena, BlockId edge_id, uint32_t
                 copy.stream = block.slot
                 copy.tag = block.tag if block.state == BLOCK_LIVE else 0
                 # A loan on its way from one arena to another is free, but nobody's yet.
+                copy.serial = <uint64_t> block_id << 16 | block.generation
+                copy.waits_for = _waits_for(state, arena, block_id)
                 copy.state = <uint8_t> (BLOCK_PENDING if block.state == BLOCK_LENT else block.state)
             copying.count += 1
         block_id = block.next
@@ -105,6 +125,7 @@ cdef uint64_t walk_copy(Core core, BlockCopy* blocks, uint64_t capacity, Segment
     lock_all(state)
     segment_count[0] = state.segment_count
     walk_totals(core, totals)
+    totals.noted = atomic_read(state.journal.count)
     _link_loans(state)
     for i in range(state.segment_count):
         segment = &state.segments[i]

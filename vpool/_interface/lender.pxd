@@ -7,6 +7,7 @@ from vpool._interface.streams cimport StreamTable
 from vpool._management.arena cimport Arena
 from vpool._management.areas cimport Areas
 from vpool._management.core cimport Core
+from vpool._management.state cimport Request
 
 
 cdef class Lender:
@@ -16,6 +17,7 @@ cdef class Lender:
     cdef StreamTable streams
     cdef Pressure pressure
     cdef object debugger          # vpool.debugging.Debugger, or None
+    cdef object sites             # what numbers the places that allocate, while a recording wants them, or None
     cdef uint64_t front           # bytes that a block with a guard begins before its caller's address
     cdef readonly str name
     cdef bint complained          # that the source does not take memory of a closed pool back
@@ -24,12 +26,15 @@ cdef class Lender:
     cdef Arena* arena_for(self, stream) except NULL
     cdef BlockId lend(self, Arena** arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0
     cdef BlockId lend_watched(self, Arena** arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0
+    cdef int tag(self, Request* request) except -1
+    cdef int show(self, Request* request, uint64_t front) except -1
     cdef int watch(self, debugger) except -1
     cdef int must_be_mine(self) except -1
     cdef int must_be_open(self) except -1
     cdef int freeing_slot(self, stream, int gone) except -1
     cdef bint held(self, uint64_t address, stream) except -1
     cdef int take_back(self, uint64_t address, stream) except -1
+    cdef int take_back_on(self, uint64_t address, int slot) except -1
     cdef release_idle(self, uint64_t keep, uint64_t* released)
     cdef void after_free(self) noexcept
     cdef uint64_t base_of(self, uint64_t address) except? 0

@@ -11,6 +11,7 @@ from vpool._base.types cimport BlockId, likely, unlikely
 from vpool._management.arena cimport Arena
 from vpool._management.core cimport Core
 from vpool._management.hit cimport hit_any, put_any
+from vpool._management.journal cimport Journal
 from vpool._management.state cimport STATE_HOLDS, STATE_STOPS, CoreState, Request
 from vpool._management.walk cimport Broken
 
@@ -38,6 +39,7 @@ cdef class Areas:
     cdef void* watcher
     cdef BlockId (*watcher_lends)(void* watcher, Arena* arena, uint64_t requested, uint64_t* address) noexcept nogil
     cdef bint (*watcher_takes)(void* watcher, uint64_t address) noexcept nogil
+    cdef Journal journal
     cdef uint64_t live_when_looked  # live blocks when a closed pool last looked for idle segments
 
     cdef BlockId climb(self, Request* request, int first, int last) noexcept nogil
@@ -65,6 +67,7 @@ cdef class Areas:
     cdef bint may_have_idle(self) noexcept nogil
     cdef bint holds(self, uint64_t address) noexcept nogil
     cdef bint put_held(self, Arena* arena, uint64_t address) noexcept nogil
+    cdef bint take_back(self, uint64_t address, int freer) noexcept nogil
     cdef BlockId slow(self, Arena* arena, uint64_t requested, uint64_t* address) noexcept nogil
     cdef Core area_at(self, uint64_t address)
     cdef CoreState* state_of(self, Arena* arena) noexcept nogil

@@ -48,6 +48,7 @@ cdef class Core:
     cdef int add_segment(self, uint64_t nbytes, Request* request) noexcept nogil
     cdef int give_back(self, Segment* segment) noexcept nogil
     cdef void settle_refused(self, Segment* segment) noexcept nogil
+    cdef void note_segment(self, int kind, Segment* segment) noexcept nogil
     cdef bint next_idle(self, uint64_t keep, uint32_t* cursor, Segment* idle) noexcept nogil
     cdef void enlist(self, Segment* segment) noexcept nogil
     cdef int release_idle(self, uint64_t keep, uint64_t* released) noexcept nogil

@@ -6,17 +6,19 @@ from vpool._base.lock cimport SpinLock, atomic_acquire, spin_lock, spin_unlock
 from vpool._base.turn cimport Turn
 from vpool._base.types cimport MAX_SLOTS, BlockId
 from vpool._management.arena cimport Arena, Peaks
+from vpool._management.journal cimport Journal
 from vpool._storage.source cimport Handle, Range
 
 cdef enum StateBit:
     # The state word is 0 in the common case, the only test that a hit makes.  Whatever must see every
-    # call (recording, debugging, tags, limits by tag) sets a bit of its own and is looked at there.
+    # call sets a bit of its own and is looked at there.
     STATE_CLOSED = 1
     STATE_ADAPTIVE = 2            # frees are counted, and idle memory goes back
     STATE_FORKED = 4              # this process is a child of the pool's: nothing of it may be used here
     STATE_DEBUG = 8               # blocks are checked
-    STATE_STOPS = STATE_CLOSED | STATE_FORKED | STATE_DEBUG     # the bits that an allocation looks at
-    STATE_HOLDS = STATE_FORKED | STATE_DEBUG                    # and those that a free looks at first
+    STATE_NOTED = 16              # calls are recorded, or counted by tag
+    STATE_STOPS = STATE_CLOSED | STATE_FORKED | STATE_DEBUG | STATE_NOTED     # what an allocation looks at
+    STATE_HOLDS = STATE_FORKED | STATE_DEBUG | STATE_NOTED                    # and what a free looks at first
 
 cdef enum Rung:
     # What a miss tries, in this order; after each the request's own lists are searched again.
@@ -90,6 +92,7 @@ cdef struct Request:
     uint64_t nbytes               # after rounding
     uint64_t alignment
     uint16_t tag
+    uint32_t site                 # where it was asked for, as the recording numbers them; 0: not known
     bint common                   # the fixed core may serve it, if the pool has one
     uint64_t guards               # bytes beside the block that are lent with it
     # Out: the block, and what happened on the way.
@@ -120,6 +123,7 @@ cdef struct CoreState:
     Demand demand
     uint64_t largest_growth       # bytes of the largest request that had to wait for the source
     Peaks* peaks
+    Journal* journal              # of the whole pool
     uint64_t base_slack           # bytes that a base which is no multiple of the granule costs
     int last_failure              # status of the source when a request last failed; OK: the limit
     # Counters, atomic.

@@ -11,15 +11,20 @@ cdef packed struct BlockCopy:
     uint64_t address
     uint64_t nbytes
     uint64_t requested
+    uint64_t serial               # of its record and its frees: the same only for the same block
     uint32_t segment
     uint16_t stream
     uint16_t tag
+    uint16_t waits_for            # of a pending block: the slot whose work is not known to be complete
     uint8_t state
 
 cdef packed struct SegmentCopy:
     uint64_t address
     uint64_t nbytes
     uint16_t stream
+
+cdef enum:
+    WAITS_FOR_NOTHING = 0xFFFF    # its work is complete, and the next request that looks finds it
 
 cdef struct Totals:
     # What the blocks of a copy add up to, read at the same moment.
@@ -33,6 +38,7 @@ cdef struct Totals:
     uint64_t live_blocks
     uint64_t pending_bytes
     uint64_t served_bytes
+    uint64_t noted                # events that were recorded up to then
 
 cdef struct Broken:
     const char* what              # the invariant that does not hold, NULL where all do

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from vpool.details import Details
 from vpool.errors import FormatError
 
 __all__ = ["ARRAYS", "FORMAT_VERSION", "read", "write"]
@@ -42,6 +43,9 @@ def _arrays(file):
         arrays["marks_us"] = loaded["marks_us"]
     if "failures" in loaded:
         arrays["failures"] = loaded["failures"]
+    details = Details.from_arrays(loaded, len(arrays["op"]))
+    if details is not None:
+        arrays["details"] = details
     if "notes" in loaded:
         notes = loaded["notes"]
         if notes.ndim != 1 or (notes.dtype.kind != "U" and notes.size):
@@ -52,11 +56,13 @@ def _arrays(file):
 
 def write(trace, file):
     """Write a trace with everything it has."""
-    optional = {}
+    optional: dict[str, Any] = {}
     if len(trace.failures):
         optional["failures"] = trace.failures
     if trace.notes:
         optional["notes"] = np.array(trace.notes, str)
+    if trace.details is not None:
+        optional |= trace.details.to_arrays()
     # An archive is written forwards and backwards, which a file that compresses cannot.
     archive = io.BytesIO()
     np.savez_compressed(

@@ -1,0 +1,123 @@
+"""What a recording does to its pool: events on and off, and what became of them."""
+import numpy as np
+
+from libc.stdint cimport uint8_t, uint64_t
+
+from vpool._base.clock cimport now_ns
+from vpool._base.lock cimport atomic_read
+from vpool._interface.lender cimport Lender
+from vpool._management.journal cimport (
+    EVENT_MARK,
+    Event,
+    journal_close,
+    journal_copy,
+    journal_note,
+    journal_open,
+    journal_stop,
+)
+from vpool._management.noted cimport noted_switch
+
+from vpool._interface.tags import name_of
+from vpool.errors import Error
+from vpool.recording import EVENT_DTYPE
+
+cdef enum:
+    SLICE = 4096                  # events copied while the lock is held once
+
+
+cdef class Recorder:
+    """The ring of one pool, for one recording at a time."""
+
+    def __cinit__(self, Lender pool not None):
+        self.pool = pool
+
+    @property
+    def name(self):
+        """Of the pool."""
+        return self.pool.name
+
+    @property
+    def running(self):
+        """Whether events are recorded now."""
+        return self.pool.areas.journal.recording
+
+    def start(self, uint64_t capacity, sites):
+        """Record from now on, into a ring of `capacity` events, a power of two.
+
+        `sites` numbers the places that allocate, or is None.  Gives the time in nanoseconds.
+        """
+        cdef bint opened
+        self.pool.must_be_open()
+        if self.pool.areas.journal.ring != NULL:
+            raise Error(f"pool {self.pool.name!r} is being recorded already: one recording at a time")
+        opened = journal_open(&self.pool.areas.journal, capacity)
+        if not opened:
+            raise MemoryError(f"no address space for a ring of {capacity} events")
+        self.pool.sites = sites
+        if not noted_switch(self.pool.areas, True):
+            self.close()
+            raise MemoryError("no address space to count by tag")
+        return now_ns()
+
+    def mark(self):
+        """Note that a step begins."""
+        with nogil:
+            journal_note(&self.pool.areas.journal, EVENT_MARK, 0, 0, 0, 0, 0, 0)
+
+    def stop(self):
+        """Record nothing more; what is live, as a pool's records say, and all events that are still there.
+
+        Returns
+        -------
+        tuple
+            The records, and `events`.
+        """
+        records = self.pool.records()
+        with nogil:
+            journal_stop(&self.pool.areas.journal)
+        noted_switch(self.pool.areas, False)
+        self.pool.sites = None
+        return records, self.events()
+
+    def close(self):
+        """Give the ring back."""
+        with nogil:
+            journal_close(&self.pool.areas.journal)
+        noted_switch(self.pool.areas, False)
+        self.pool.sites = None
+
+    def events(self):
+        """The number of the first event that is still there, and an array of all from there on.
+
+        Notes
+        -----
+        Holds the ring's lock for some microseconds at a time; what is overwritten meanwhile is left out.
+        """
+        cdef uint64_t count = atomic_read(self.pool.areas.journal.count)
+        cdef uint64_t capacity = self.pool.areas.journal.capacity
+        cdef uint64_t first = count - capacity if count > capacity else 0
+        cdef uint64_t done = 0
+        cdef uint64_t begin = first
+        cdef uint64_t copied = 0
+        cdef uint64_t part
+        cdef uint8_t[::1] view
+        if self.pool.areas.journal.ring == NULL:
+            return 0, np.zeros(0, EVENT_DTYPE)
+        events = np.empty(count - first + 1, EVENT_DTYPE)
+        view = events.view(np.uint8)
+        while first + done < count:
+            with nogil:
+                part = min(<uint64_t> SLICE, count - first - done)
+                copied = journal_copy(&self.pool.areas.journal, first + done, part, <Event*> &view[done * sizeof(Event)])
+            done += copied if copied else part
+            if copied == 0:
+                begin = first + done
+        return begin, events[begin - first:done]
+
+    def tag_names(self, numbers):
+        """What the numbers of tags mean."""
+        return [name_of(number) or "" for number in numbers]
+
+    def fixed_span(self):
+        """Address and bytes of the pool's fixed core; no bytes where it has none."""
+        return self.pool.areas.fixed_address, self.pool.areas.fixed_bytes

@@ -1,0 +1,1 @@
+"""Tags: names for what blocks are for."""

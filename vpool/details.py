@@ -1,0 +1,102 @@
+"""What a recording knows of each event beyond what a replay needs."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vpool.errors import FormatError
+
+__all__ = ["Details", "SegmentEvents"]
+
+_EVENT_ARRAYS = {"address": "u8", "allocated": "u8", "tag": "u2", "site": "u4", "thread": "u4"}
+_SEGMENT_ARRAYS = {"segment_event": "i8", "segment_address": "u8", "segment_bytes": "i8"}
+
+
+class SegmentEvents(NamedTuple):
+    """Segments that came from the source and went back, one entry each.
+
+    Attributes
+    ----------
+    event : array of int64
+        The event of the trace before which it was.
+    address : array of uint64
+    nbytes : array of int64
+        Positive for one that came, negative for one that went.
+    """
+
+    event: np.ndarray
+    address: np.ndarray
+    nbytes: np.ndarray
+
+
+class Details(NamedTuple):
+    """Arrays of one entry an event, and the names that they refer to.
+
+    Attributes
+    ----------
+    address : array of uint64
+        Of the block.
+    allocated : array of uint64
+        Its bytes after rounding.
+    tag, site : array
+        Index into `tags` and `sites`; a free has its block's tag, and site 0.
+    thread : array of uint32
+        A number for each thread, from 1; 0 for blocks that were there before.
+    tags, sites : list of str
+        The first of each is empty: no tag, and no site that is known.
+    segments : SegmentEvents
+    """
+
+    address: np.ndarray
+    allocated: np.ndarray
+    tag: np.ndarray
+    site: np.ndarray
+    thread: np.ndarray
+    tags: list
+    sites: list
+    segments: SegmentEvents
+
+    def named(self, names_of, sites):
+        """With names for the numbers of tags, which `names_of` knows, and numbers without gaps."""
+        numbers, tag = np.unique(np.append(np.uint16(0), self.tag), return_inverse=True)
+        return self._replace(
+            tag=tag[1:].astype(np.uint16), tags=["", *names_of(numbers[1:].tolist())], sites=list(sites)
+        )
+
+    def to_arrays(self):
+        """Arrays for a file, by name."""
+        arrays = {name: getattr(self, name) for name in _EVENT_ARRAYS}
+        arrays |= dict(zip(_SEGMENT_ARRAYS, self.segments, strict=True))
+        return {**arrays, "tags": np.array(self.tags, str), "sites": np.array(self.sites, str)}
+
+    @classmethod
+    def from_arrays(cls, arrays, events):
+        """Of a file's arrays, for a trace of so many events; None where it has none.
+
+        Raises
+        ------
+        FormatError
+            Where they do not fit one another.
+        """
+        if "address" not in arrays:
+            return None
+        wanted = {**_EVENT_ARRAYS, **_SEGMENT_ARRAYS, "tags": "U", "sites": "U"}
+        missing = [name for name in wanted if name not in arrays]
+        if missing:
+            raise FormatError(f"no array named {', '.join(missing)}, but one named address")
+        taken: dict[str, Any] = {}
+        for name, kind in wanted.items():
+            array = arrays[name]
+            length = (
+                events if name in _EVENT_ARRAYS else len(arrays["segment_event"]) if name in _SEGMENT_ARRAYS else None
+            )
+            right = array.dtype.kind == "U" if kind == "U" else array.dtype == kind
+            if array.ndim != 1 or not right or (length is not None and len(array) != length):
+                raise FormatError(f"array {name} of {array.dtype} and shape {array.shape} does not fit the trace")
+            taken[name] = array
+        for name, names in (("tag", "tags"), ("site", "sites")):
+            if len(taken[name]) and int(taken[name].max()) >= len(taken[names]):
+                raise FormatError(f"array {name} names more than the {len(taken[names])} {names} that there are")
+        segments = SegmentEvents(*(taken.pop(name) for name in _SEGMENT_ARRAYS))
+        texts = {name: [str(text) for text in taken.pop(name)] for name in ("tags", "sites")}
+        return cls(**taken, **texts, segments=segments)
