@@ -43,6 +43,7 @@ MODULES = {
         "buffer",
         "sharing",
         "recorder",
+        "gauge",
         "upkeep",
         "pool",
         "replay",

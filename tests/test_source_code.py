@@ -23,7 +23,7 @@ LAYERS = {
     # Plain figures and rules in Python, which know neither pools nor sources.
     "records": (
         *("vpool.formats", "vpool.report", "vpool.stats", "vpool.strategies", "vpool.streams", "vpool.trace"),
-        *("vpool.sites", "vpool.leaks", "vpool.modes", "vpool.details"),
+        *("vpool.sites", "vpool.leaks", "vpool.modes", "vpool.details", "vpool.measure"),
     ),
     "storage": ("vpool._storage", "vpool.sources", "vpool.ipc", "vpool.policy"),
     "management": ("vpool._management",),

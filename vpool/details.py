@@ -87,11 +87,12 @@ class Details(NamedTuple):
         taken: dict[str, Any] = {}
         for name, kind in wanted.items():
             array = arrays[name]
-            length = (
-                events if name in _EVENT_ARRAYS else len(arrays["segment_event"]) if name in _SEGMENT_ARRAYS else None
-            )
             right = array.dtype.kind == "U" if kind == "U" else array.dtype == kind
-            if array.ndim != 1 or not right or (length is not None and len(array) != length):
+            if name in _EVENT_ARRAYS:
+                right = right and array.shape == (events,)
+            elif name in _SEGMENT_ARRAYS:
+                right = right and array.shape == arrays["segment_event"].shape
+            if array.ndim != 1 or not right:
                 raise FormatError(f"array {name} of {array.dtype} and shape {array.shape} does not fit the trace")
             taken[name] = array
         for name, names in (("tag", "tags"), ("site", "sites")):

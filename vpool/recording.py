@@ -1,7 +1,6 @@
 """Recordings: what happens in a pool while it is watched, as a trace."""
 
 import operator
-from collections.abc import Callable
 
 import numpy as np
 
@@ -63,9 +62,8 @@ class Recording(Trace):
             (figures, blocks, _), (first, events) = self._recorder.stop()
             spans = [(self._recorder.fixed_span(), figures.get("fixed_noted", 0)), ((0, 2**64), figures["noted"])]
             parts = _arrays(first, events, blocks, figures["slots"], spans, self._began, self._recorder.name)
-            parts["details"] = parts["details"].named(
-                self._recorder.tag_names, self._sites.texts if self._sites else [""]
-            )
+            sites = self._sites.texts if self._sites else [""]
+            parts["details"] = parts["details"].named(self._recorder.tag_names, sites)
             super().__init__(**parts)
         finally:
             self._recorder.close()

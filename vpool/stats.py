@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-__all__ = ["PoolStats"]
+__all__ = ["MemoryInfo", "PoolStats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +43,49 @@ class PoolStats:
     hits: int
     source_calls: int
     ooms: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryInfo:
+    """What an allocation could still get.  Sizes are in bytes.
+
+    Attributes
+    ----------
+    device_free_bytes, device_total_bytes : int
+        Of the device, as its driver tells.
+    reserved_bytes : int
+        Held by the pool.
+    reusable_bytes : int
+        Of these, free: an allocation gets them without a call to the source, though not always in one piece.
+    pending_bytes : int
+        Freed, and free as soon as some stream's work is complete.
+    limit_bytes : int
+        The most that the pool reserves.
+    grows : bool
+        Whether the pool asks its source for more.
+    """
+
+    device_free_bytes: int
+    device_total_bytes: int
+    reserved_bytes: int
+    reusable_bytes: int
+    pending_bytes: int
+    limit_bytes: int
+    grows: bool
+
+    @property
+    def growth_bytes(self):
+        """What the pool may still take from its source: the rest of its limit, or of the device."""
+        if not self.grows:
+            return 0
+        return max(0, min(self.limit_bytes - self.reserved_bytes, self.device_free_bytes))
+
+    @property
+    def available_bytes(self):
+        """What allocations could get in all: what is reusable or pending, and growth."""
+        return self.reusable_bytes + self.pending_bytes + self.growth_bytes
+
+    @property
+    def others_bytes(self):
+        """What is taken on the device and not held by this pool: other pools, programs, and CUDA itself."""
+        return max(0, self.device_total_bytes - self.device_free_bytes - self.reserved_bytes)

@@ -273,6 +273,8 @@ cdef class Lender:
     cdef records(self):
         """Figures, blocks and segments of this moment."""
         records = copy_records(self.areas, self.name)
+        if self.measures is not None:
+            self.measures.figures(records[0])
         return records if self.debugger is None else self.debugger.records(*records)
 
     def leaks(self):

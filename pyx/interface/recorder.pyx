@@ -50,7 +50,8 @@ cdef class Recorder:
         self.pool.must_be_open()
         if self.pool.areas.journal.ring != NULL:
             raise Error(f"pool {self.pool.name!r} is being recorded already: one recording at a time")
-        opened = journal_open(&self.pool.areas.journal, capacity)
+        with nogil:
+            opened = journal_open(&self.pool.areas.journal, capacity)
         if not opened:
             raise MemoryError(f"no address space for a ring of {capacity} events")
         self.pool.sites = sites
@@ -108,7 +109,8 @@ cdef class Recorder:
         while first + done < count:
             with nogil:
                 part = min(<uint64_t> SLICE, count - first - done)
-                copied = journal_copy(&self.pool.areas.journal, first + done, part, <Event*> &view[done * sizeof(Event)])
+                copied = journal_copy(
+                    &self.pool.areas.journal, first + done, part, <Event*> &view[done * sizeof(Event)])
             done += copied if copied else part
             if copied == 0:
                 begin = first + done

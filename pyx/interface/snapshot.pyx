@@ -33,8 +33,8 @@ _STATE_NAMES[<int> BLOCK_UNMAPPED] = "unmapped"
 
 # What two areas have together.
 _SUMS = (
-    "limit_bytes", "base_slack_bytes", "reserved_bytes", "peak_reserved_bytes", "served_bytes", "missed_bytes", "allocations",
-    "source_calls", "pending",
+    "limit_bytes", "base_slack_bytes", "reserved_bytes", "peak_reserved_bytes", "served_bytes", "missed_bytes",
+    "allocations", "source_calls", "pending",
 )
 
 
@@ -73,8 +73,8 @@ cdef tuple copy_records(Areas areas, str name):
     except SourceError:
         device_free = device_total = None         # a report is wanted most when the device does not answer
     figures.update(
-        tags=read_tags(areas), name=name, source=core.source.name, device=core.source.device, device_free_bytes=device_free,
-        device_total_bytes=device_total,
+        tags=read_tags(areas), name=name, source=core.source.name, device=core.source.device,
+        device_free_bytes=device_free, device_total_bytes=device_total,
     )
     return figures, blocks, segments
 
@@ -134,7 +134,8 @@ cdef tuple _copy_area(Core core):
 cdef list _pending_rows(copies, by_slot):
     """What is pending, and the stream whose work it waits for; None where that is complete, so that nothing is."""
     rows = {}
-    for slot, waits_for, nbytes in zip(copies["slot"].tolist(), copies["waits_for"].tolist(), copies["nbytes"].tolist()):
+    columns = (copies[name].tolist() for name in ("slot", "waits_for", "nbytes"))
+    for slot, waits_for, nbytes in zip(*columns, strict=True):
         row = rows.setdefault((slot, waits_for), [0, 0])
         row[0] += 1
         row[1] += nbytes
@@ -193,6 +194,11 @@ cdef read_stats(Areas areas):
         source_calls=_both(areas, atomic_read(areas.state.source_calls), atomic_read(areas.fixed_state.source_calls)),
         ooms=atomic_read(areas.state.ooms),
     )
+
+
+cdef read_limit(Areas areas):
+    """The most that the pool reserves."""
+    return _both(areas, areas.state.limit, areas.fixed_state.limit)
 
 
 cdef read_core_share(Areas areas):

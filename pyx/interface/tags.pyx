@@ -2,7 +2,6 @@
 import threading
 
 from vpool._management.journal cimport (
-    MOST_TAGS,
     OTHER_TAGS,
     journal_set_tag,
     journal_tag,

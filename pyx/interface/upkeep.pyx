@@ -3,15 +3,20 @@ cimport cython
 from libc.stdint cimport uint64_t
 
 from vpool._interface.diagnosis cimport source_error
+from vpool._interface.gauge cimport Gauge
 from vpool._interface.lender cimport Lender
 from vpool._interface.recorder cimport Recorder
-from vpool._interface.snapshot cimport read_core_share, read_crossings, read_ladder, read_stats
+from vpool._interface.snapshot cimport read_core_share, read_crossings, read_ladder, read_limit, read_stats
+from vpool._management.journal cimport journal_limit, journal_reset_peaks
 from vpool._management.walk cimport Broken
 from vpool._storage.driver cimport STATUS_OK
 
+from vpool._interface.tags import checked_tag, number_of
+from vpool.measure import Measure, Measures
 from vpool.recording import Recording
 from vpool.report import Report
 from vpool.sizes import parse_size
+from vpool.stats import MemoryInfo
 
 
 @cython.no_gc_clear   # the collector must not drop `core` while `__dealloc__` of a buffer may need it
@@ -40,7 +45,99 @@ cdef class Upkeep(Lender):
         """The counters of this moment, a `PoolStats`, read in O(1) without any lock."""
         self.must_be_mine()
         stats = read_stats(self.areas)
+        if self.measures is not None:
+            stats = self.measures.stats(stats)
         return stats if self.debugger is None else self.debugger.stats(stats)
+
+    def memory_info(self):
+        """What an allocation could still get, and where the rest of the device is.
+
+        Returns
+        -------
+        vpool.stats.MemoryInfo
+
+        Raises
+        ------
+        SourceError
+            Where the device does not answer.
+
+        Notes
+        -----
+        Runtime complexity: O(streams), without any lock; the source is asked for the device's memory.
+        """
+        self.must_be_mine()
+        stats = self.stats
+        free, total = self.core.source.memory()
+        return MemoryInfo(
+            device_free_bytes=free,
+            device_total_bytes=total,
+            reserved_bytes=stats.reserved_bytes,
+            reusable_bytes=max(0, stats.reserved_bytes - stats.allocated_bytes - stats.pending_bytes),
+            pending_bytes=stats.pending_bytes,
+            limit_bytes=read_limit(self.areas),
+            grows=self.areas.grows,
+        )
+
+    def measure(self):
+        """Measure the highest figures of a phase.
+
+        Returns
+        -------
+        vpool.measure.Measure
+            A context manager, which tells them within its block and after it.
+
+        Notes
+        -----
+        Nothing that allocates is slower for it.  `stats` and `inspect` go on to tell the pool's own peaks.
+
+        Examples
+        --------
+        >>> import vpool
+        >>> pool = vpool.Pool(source="host")
+        >>> with pool.measure() as phase:
+        ...     pool.deallocate(pool.allocate(1 << 20))
+        >>> phase.peak_allocated_bytes, phase.allocations, pool.stats.allocated_bytes
+        (1048576, 1, 0)
+        """
+        self.must_be_mine()
+        if self.measures is None:
+            self.measures = Measures(Gauge(self.areas))
+        return Measure(self.measures)
+
+    def limit(self, tag, nbytes):
+        """Set the most that blocks of a tag may have together.
+
+        A request beyond it raises `OutOfMemoryError`, after pressure callbacks and a garbage collection had their
+        try; compiled callers get no block.
+
+        Parameters
+        ----------
+        tag : str
+        nbytes : int, str or None
+            Bytes as callers ask for them, without rounding; None takes the limit away.
+
+        Raises
+        ------
+        ValueError
+            Where more than that is live; nothing is changed.
+        """
+        cdef bint limited = nbytes is not None
+        cdef uint64_t most = parse_size(nbytes, "limit") if limited else 0
+        cdef uint64_t number
+        cdef bint possible
+        self.must_be_open()
+        if checked_tag(tag) is None:
+            raise ValueError("what has no tag has no limit of its own: use set_limit")
+        number = number_of(tag)
+        if self.areas.journal.tags == NULL:
+            raise MemoryError("no address space to count by tag")
+        with nogil:
+            possible = journal_limit(&self.areas.journal, number, most, limited)
+        if not possible:
+            raise ValueError(
+                f"pool {self.name!r} has {self.areas.journal.tags[number].requested_bytes:,} bytes live for tag"
+                f" {tag!r}, more than a limit of {most:,} bytes allows"
+            )
 
     def inspect(self):
         """The report of this moment.
@@ -178,8 +275,11 @@ cdef class Upkeep(Lender):
     def reset_peaks(self):
         """Make what is live and reserved now the highest values so far.  Nothing else changes."""
         self.must_be_mine()
+        if self.measures is None:
+            self.measures = Measures(Gauge(self.areas))
+        self.measures.reset()
         with nogil:
-            self.areas.reset_peaks()
+            journal_reset_peaks(&self.areas.journal)
 
     def check(self):
         """Assert every invariant.

@@ -9,9 +9,9 @@ from vpool._base.memory cimport lazy_release
 from vpool._base.types cimport GRANULE, BlockId, round_up
 from vpool._management.adapt cimport adapt_look
 from vpool._management.arena cimport NEVER_CUT, Arena
-from vpool._management.core cimport Core, core_deallocate, core_live_bytes, request_broken
+from vpool._management.core cimport Core, PeakFigures, core_deallocate, core_live_bytes, request_broken
 from vpool._management.cross cimport cross_free, cross_use
-from vpool._management.journal cimport MOST_TAGS, TagCount, journal_close, journal_reset_peaks
+from vpool._management.journal cimport MOST_TAGS, TagCount, journal_close
 from vpool._management.ladder cimport ladder_climb, ladder_ensure
 from vpool._management.noted cimport noted_free, noted_lend
 from vpool._management.order cimport order_waited
@@ -345,12 +345,20 @@ cdef class Areas:
         if self.fixed is not None:
             self.fixed.coalesce()
 
-    cdef void reset_peaks(self) noexcept nogil:
-        """Begin anew with the highest values: they are what is there now."""
-        self.core.reset_peaks()
-        if self.fixed is not None:
-            self.fixed.reset_peaks()
-        journal_reset_peaks(&self.journal)
+    cdef uint64_t peak_reserved(self) noexcept nogil:
+        """The most that the pool ever had from its source; of a fixed core that is always all."""
+        cdef uint64_t fixed = 0 if self.fixed is None else atomic_read(self.fixed_state.peak_reserved)
+        return fixed + atomic_read(self.state.peak_reserved)
+
+    cdef void begin_peaks(self, PeakFigures* floor, PeakFigures* before) noexcept nogil:
+        """Begin anew with the highest values: what is given, or what is there now if that is more.
+
+        Gives what they were before.
+        """
+        cdef uint64_t fixed = 0 if self.fixed is None else atomic_read(self.fixed_state.reserved)
+        floor.reserved = floor.reserved - fixed if floor.reserved > fixed else 0
+        self.core.begin_peaks(floor, before)
+        before.reserved += fixed
 
     cdef void check(self, Broken* broken) noexcept nogil:
         """Look whether every invariant holds; `broken` names the first that does not."""

@@ -109,13 +109,18 @@ cdef void arena_raise_peaks(Arena* arena) noexcept nogil:
     spin_unlock(&arena.peaks.lock)
 
 
-cdef void peaks_reset(Peaks* peaks) noexcept nogil:
-    """Begin anew with what is there now."""
+cdef void peaks_begin(Peaks* peaks, uint64_t* allocated, uint64_t* requested) noexcept nogil:
+    """Begin anew with what is given, or with what is there now if that is more; gives what was there before."""
+    cdef uint64_t allocated_before, requested_before
     spin_lock(&peaks.lock)
-    atomic_write(peaks.allocated_bytes, 0)
-    atomic_write(peaks.requested_bytes, 0)
+    allocated_before = peaks.allocated_bytes
+    requested_before = peaks.requested_bytes
+    atomic_write(peaks.allocated_bytes, allocated[0])
+    atomic_write(peaks.requested_bytes, requested[0])
     _share_out(peaks)
     spin_unlock(&peaks.lock)
+    allocated[0] = allocated_before
+    requested[0] = requested_before
 
 
 cdef void _split_bucket(Arena* arena) noexcept nogil:

@@ -36,7 +36,7 @@ from vpool._management.arena cimport (
     arena_remove_segment,
     arena_remove_solid,
     arena_take_aligned,
-    peaks_reset,
+    peaks_begin,
 )
 from vpool._management.core cimport core_deallocate
 from vpool._management.cross cimport cross_prove, cross_recall
@@ -507,12 +507,15 @@ cdef class Core:
                 first = status
         return first
 
-    cdef void reset_peaks(self) noexcept nogil:
-        """Begin anew with the highest values: they are what is there now."""
+    cdef void begin_peaks(self, PeakFigures* floor, PeakFigures* before) noexcept nogil:
+        """Begin anew with the highest values: what is given, or what is there now if that is more."""
         spin_lock(&self.state.lock)
-        atomic_write(self.state.peak_reserved, self.state.reserved)
+        before.reserved = self.state.peak_reserved
+        atomic_write(self.state.peak_reserved, max(self.state.reserved, floor.reserved))
         spin_unlock(&self.state.lock)
-        peaks_reset(self.state.peaks)
+        before.allocated = floor.allocated
+        before.requested = floor.requested
+        peaks_begin(self.state.peaks, &before.allocated, &before.requested)
 
     cdef bint overlaps(self, Segment* segment, Request* request) noexcept nogil:
         """Whether the pool has a part of a segment that the source gave; the request tells which.  O(segments).

@@ -4,7 +4,7 @@ from libc.string cimport memcpy
 
 from vpool._base.clock cimport now_ns
 from vpool._base.lock cimport atomic_read, atomic_write, spin_lock, spin_unlock
-from vpool._base.memory cimport lazy_release, lazy_reserve
+from vpool._base.memory cimport lazy_release, lazy_reserve, lazy_touch
 from vpool._management.order cimport thread_number
 
 cdef extern from *:
@@ -12,6 +12,9 @@ cdef extern from *:
     static __thread uint16_t vpool_tag_here;
     """
     uint16_t tag_here "vpool_tag_here"
+
+cdef enum:
+    TOUCHED = 64 << 20            # bytes of a ring that are mapped when it begins; the rest is as it is written
 
 cdef unsigned int _tags_in_use = 0
 
@@ -40,6 +43,7 @@ cdef bint journal_open(Journal* journal, uint64_t capacity) noexcept nogil:
     cdef Event* ring = <Event*> lazy_reserve(capacity * sizeof(Event))
     if ring == NULL:
         return False
+    lazy_touch(ring, min(capacity * sizeof(Event), <uint64_t> TOUCHED))
     spin_lock(&journal.lock)
     journal.ring = ring
     journal.capacity = capacity

@@ -2,7 +2,7 @@
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
 from vpool._base.bias cimport Seat, bias_drop, bias_enter, bias_leave, bias_take
-from vpool._base.lock cimport atomic_read, atomic_write
+from vpool._base.lock cimport atomic_write
 from vpool._base.types cimport GRANULE, Block, BlockId, likely
 from vpool._management.arena cimport Arena
 from vpool._management.areas cimport Areas, is_common, request_init, state_at
@@ -45,7 +45,7 @@ cdef BlockId noted_lend(Areas areas, Arena* arena, uint64_t requested, uint64_t*
     cdef BlockId block_id
     cdef Block* block
     cdef Seat* seat
-    if not journal_charge(&areas.journal, tag, requested):
+    if tag and not journal_charge(&areas.journal, tag, requested):
         return 0
     seat = bias_enter(&first.lock)
     block_id = hit_any(first, requested)

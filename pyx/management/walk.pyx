@@ -16,7 +16,15 @@ from vpool._base.types cimport (
     Block,
     BlockId,
 )
-from vpool._management.arena cimport CLASS_BITS, CLASSES_PER_ROW, ROWS, Arena, Dependency, arena_allocated, arena_containing
+from vpool._management.arena cimport (
+    CLASS_BITS,
+    CLASSES_PER_ROW,
+    ROWS,
+    Arena,
+    Dependency,
+    arena_allocated,
+    arena_containing,
+)
 from vpool._management.core cimport Core
 from vpool._management.freelist cimport class_of
 from vpool._management.index cimport live_find

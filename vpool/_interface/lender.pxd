@@ -21,6 +21,7 @@ cdef class Lender:
     cdef uint64_t front           # bytes that a block with a guard begins before its caller's address
     cdef readonly str name
     cdef bint complained          # that the source does not take memory of a closed pool back
+    cdef object measures          # vpool.measure.Measures, once one was asked for, or None
     cdef object __weakref__
 
     cdef Arena* arena_for(self, stream) except NULL

@@ -1,11 +1,15 @@
 from vpool._interface.lender import Lender
+from vpool.measure import Measure
 from vpool.recording import Recording
 from vpool.report import Report
-from vpool.stats import PoolStats
+from vpool.stats import MemoryInfo, PoolStats
 
 class Upkeep(Lender):
     @property
     def stats(self) -> PoolStats: ...
+    def memory_info(self) -> MemoryInfo: ...
+    def measure(self) -> Measure: ...
+    def limit(self, tag: str, nbytes: int | str | None) -> None: ...
     @property
     def ladder(self) -> dict[str, tuple[int, int]]: ...
     @property

@@ -9,7 +9,7 @@ from vpool._base.bias cimport Seat, bias_enter, bias_leave
 from vpool._base.lock cimport lone_read
 from vpool._base.types cimport BlockId, likely, unlikely
 from vpool._management.arena cimport Arena
-from vpool._management.core cimport Core
+from vpool._management.core cimport Core, PeakFigures
 from vpool._management.hit cimport hit_any, put_any
 from vpool._management.journal cimport Journal
 from vpool._management.state cimport STATE_HOLDS, STATE_STOPS, CoreState, Request
@@ -59,7 +59,8 @@ cdef class Areas:
     cdef int use_on(self, uint64_t address, uint16_t user) noexcept nogil
     cdef int release_idle(self, uint64_t keep, uint64_t* released) noexcept nogil
     cdef void coalesce(self) noexcept nogil
-    cdef void reset_peaks(self) noexcept nogil
+    cdef uint64_t peak_reserved(self) noexcept nogil
+    cdef void begin_peaks(self, PeakFigures* floor, PeakFigures* before) noexcept nogil
     cdef void check(self, Broken* broken) noexcept nogil
     cdef bint set_limit(self, uint64_t nbytes) noexcept nogil
     cdef int maintain(self) noexcept nogil

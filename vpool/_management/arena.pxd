@@ -120,7 +120,7 @@ cdef void arena_grow_index(Arena* arena) noexcept nogil
 cdef BlockId arena_take_listed(Arena* arena, BlockId block_id, uint64_t requested) noexcept nogil
 cdef void arena_put(Arena* arena, BlockId block_id) noexcept nogil
 cdef void arena_raise_peaks(Arena* arena) noexcept nogil
-cdef void peaks_reset(Peaks* peaks) noexcept nogil
+cdef void peaks_begin(Peaks* peaks, uint64_t* allocated, uint64_t* requested) noexcept nogil
 cdef BlockId arena_add_segment(Arena* arena, uint64_t address, uint64_t nbytes) noexcept nogil
 cdef void arena_index_solid(Arena* arena, BlockId edge_id, uint64_t nbytes, uint64_t count) noexcept nogil
 cdef bint arena_cut_solid(Arena* arena, BlockId edge_id, uint64_t nbytes, uint64_t count) noexcept nogil

@@ -16,6 +16,12 @@ cdef enum:
     STATUS_OVERLAP = -2           # and: the source gave what the pool has already
 
 
+cdef struct PeakFigures:
+    uint64_t allocated
+    uint64_t requested
+    uint64_t reserved
+
+
 cdef class Core:
     cdef CoreState state
     cdef Watched watched          # its state word
@@ -57,7 +63,7 @@ cdef class Core:
     cdef void coalesce(self) noexcept nogil
     cdef int drain(self) noexcept nogil
     cdef bint share(self, uint64_t address, Segment* segment) noexcept nogil
-    cdef void reset_peaks(self) noexcept nogil
+    cdef void begin_peaks(self, PeakFigures* floor, PeakFigures* before) noexcept nogil
     cdef bint overlaps(self, Segment* segment, Request* request) noexcept nogil
     cdef Segment* segment_of(self, uint64_t address) noexcept nogil
 
