@@ -24,6 +24,7 @@ LAYERS = {
     "records": (
         *("vpool.formats", "vpool.report", "vpool.stats", "vpool.strategies", "vpool.streams", "vpool.trace"),
         *("vpool.sites", "vpool.leaks", "vpool.modes", "vpool.details", "vpool.measure"),
+        *("vpool.advice", "vpool.rendering", "vpool.plots", "vpool.snapshot"),
     ),
     "storage": ("vpool._storage", "vpool.sources", "vpool.ipc", "vpool.policy"),
     "management": ("vpool._management",),
@@ -50,7 +51,7 @@ THIRD_PARTY = {
     "numpy": "vpool",
     "cuda": "vpool._storage.cuda_driver",
     "rich": "vpool.commands.console",
-    "matplotlib": "vpool.commands.compare",
+    "matplotlib": "vpool",
 }
 # End of the layers.
 CYTHON = {"cython", "cpython", "libc", "libcpp", "posix"}

@@ -419,6 +419,10 @@ class Debugger:
         held = np.isin(blocks["address"], np.array(waiting, np.uint64)) & (blocks["state"] == "live")
         blocks["state"][held] = "pending"
         blocks["requested"][held] = 0
+        for stream in np.unique(blocks["stream"][held]).tolist():
+            mine = blocks["nbytes"][held & (blocks["stream"] == stream)]
+            row = {"stream": stream, "waits_for": None, "blocks": len(mine), "pending_bytes": int(mine.sum())}
+            figures["pending"].append({**row, "reason": "in quarantine"})
         figures["guarded"] = self.modes.guard > 0
         if figures["core"] is not None:
             in_core = blocks[held & (blocks["segment"] == 0)]

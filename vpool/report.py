@@ -1,16 +1,18 @@
 """The report of a pool: what `inspect` returns.  Made of copied figures; holds no memory of the pool."""
 
-import html
 import json
-import textwrap
+from importlib.resources import files
 from typing import NamedTuple
 
 import numpy as np
 
+from vpool.advice import advice
+from vpool.plots import draw
+from vpool.rendering import as_html, as_text
 from vpool.sizes import format_bytes
 from vpool.streams import stream_handle
 
-__all__ = ["BLOCK_DTYPE", "SEGMENT_DTYPE", "Report", "SizeClass"]
+__all__ = ["BLOCK_DTYPE", "SEGMENT_DTYPE", "Report", "SizeClass", "schema"]
 
 BLOCK_DTYPE = np.dtype(
     [
@@ -85,8 +87,17 @@ class Report:
         count; none for a slab), and ``oversize`` and
         ``largest_oversize``, number and bytes of the requests that no block could hold.  Everything else
         in a report counts the core in.
-    streams, tags : list of dict
-        Live, free and pending bytes of each stream; live bytes of each tag.
+    streams : list of dict
+        Of each stream its handle, ``live_blocks``, and ``live_bytes``, ``free_bytes`` and ``pending_bytes``.
+    tags : list of dict
+        Of each tag its name (None for what has none), ``live_blocks``, ``live_bytes`` after rounding,
+        ``requested_bytes``, ``peak_bytes`` (the most that was live; None for no tag) and ``limit_bytes``.
+    pending : list of dict
+        Of what is pending ``stream``, ``blocks``, ``pending_bytes``, and why: ``waits_for``, the stream whose work is
+        not known to be complete, or None, and ``reason`` in words.
+    segment_rows : list of dict
+        Of each segment ``address``, ``nbytes`` and ``stream``, and of its blocks ``live_blocks``, ``live_bytes``,
+        ``free_bytes``, ``pending_bytes`` and ``largest_free_bytes``.
     advice : list of str
         Sentences a user can act on.
     """
@@ -126,6 +137,17 @@ class Report:
         self.sharing = 1 - _ratio(self.peak_reserved_bytes, served, 1.0)
 
     @property
+    def guarded(self):
+        """Whether blocks have guards beside them, which count as allocated."""
+        return self._figures.get("guarded", False)
+
+    @property
+    def growth_bytes(self):
+        """What the pool may still take from its source: the rest of its limit, or of the device."""
+        room = max(0, self.limit_bytes - self.reserved_bytes)
+        return room if self.device_free_bytes is None else min(room, self.device_free_bytes)
+
+    @property
     def size_classes(self):
         rows = []
         below = 0
@@ -144,7 +166,7 @@ class Report:
         rows = []
         for stream in np.unique(self.blocks["stream"]):
             mine = self.blocks[self.blocks["stream"] == stream]
-            row = {"stream": int(stream)}
+            row = {"stream": int(stream), "live_blocks": int(np.count_nonzero(mine["state"] == "live"))}
             for state in ("live", "free", "pending"):
                 row[f"{state}_bytes"] = _total(mine[mine["state"] == state])
             rows.append(row)
@@ -152,59 +174,58 @@ class Report:
 
     @property
     def tags(self):
-        return [
-            {"tag": int(tag), "live_bytes": _total(self._live[self._live["tag"] == tag])}
-            for tag in np.unique(self._live["tag"])
+        rows = []
+        known = self._figures["tags"]
+        for number in sorted({*np.unique(self._live["tag"]).tolist(), *known}):
+            mine = self._live[self._live["tag"] == number]
+            told = known.get(number, {"tag": None, "peak_bytes": None, "limit_bytes": None})
+            rows.append(
+                {
+                    "tag": told["tag"],
+                    "live_blocks": len(mine),
+                    "live_bytes": _total(mine),
+                    "requested_bytes": int(mine["requested"].sum(dtype=np.uint64)),
+                    "peak_bytes": told["peak_bytes"],
+                    "limit_bytes": told["limit_bytes"],
+                }
+            )
+        return rows
+
+    def tag_name(self, number):
+        """Name of a tag by its number in `blocks`; None for none."""
+        return self._figures["tags"].get(number, {"tag": None})["tag"]
+
+    @property
+    def pending(self):
+        return [{**row, "reason": row.get("reason") or _reason(row["waits_for"])} for row in self._figures["pending"]]
+
+    @property
+    def segment_rows(self):
+        number = self.blocks["segment"]
+        rows = [
+            {"address": int(row["address"]), "nbytes": int(row["nbytes"]), "stream": int(row["stream"])}
+            for row in self.segment_table
         ]
+
+        def sums(part, weights=None):
+            counted = np.bincount(number[part], weights, len(rows)) if len(rows) else []
+            return [int(value) for value in counted]
+
+        states = self.blocks["state"]
+        columns = {"live_blocks": sums(states == "live")}
+        for state in ("live", "free", "pending"):
+            part = states == state
+            columns[f"{state}_bytes"] = sums(part, self.blocks["nbytes"][part].astype(float))
+        largest = np.zeros(len(rows), np.uint64)
+        np.maximum.at(largest, self._free["segment"], self._free["nbytes"])
+        columns["largest_free_bytes"] = largest.tolist()
+        for index, row in enumerate(rows):
+            row.update((name, values[index]) for name, values in columns.items())
+        return rows
 
     @property
     def advice(self):
-        sentences = []
-        idle = self.reserved_bytes - self.peak_allocated_bytes
-        sentences += self._core_advice()
-        if self.core is None and self.reserved_bytes and idle > self.reserved_bytes // 2:
-            sentences.append(
-                f"{format_bytes(idle)} of {format_bytes(self.reserved_bytes)} reserved were never in use at once: "
-                f"a smaller first segment or growth would do "
-                f"(peak allocated {format_bytes(self.peak_allocated_bytes)})."
-            )
-        equal_blocks = self.core is not None and len(self.core["block_sizes"]) > 0
-        guarded = self._figures.get("guarded", False)
-        if not equal_blocks and not guarded and self.internal_fragmentation > 0.25:
-            sentences.append(
-                f"Rounding to 256 bytes wastes {self.internal_fragmentation:.0%} of what is allocated: "
-                f"{self.live_blocks} blocks of {format_bytes(self.allocated_bytes // self.live_blocks)} on average; "
-                f"larger allocations that you cut yourself would waste less."
-            )
-        if not equal_blocks and self.external_fragmentation > 0.5:
-            sentences.append(
-                f"Free memory is in {self.free_blocks} pieces: {format_bytes(self.free_bytes)} are free, but the "
-                f"largest request they can serve is {format_bytes(self.largest_free_bytes)}."
-            )
-        takes_all = self.core is not None and self.core["reserved_bytes"] == self.limit_bytes
-        if not takes_all and self.limit_bytes - self.reserved_bytes < self.limit_bytes // 20:
-            sentences.append(
-                f"The pool has reserved {format_bytes(self.reserved_bytes)} of the {format_bytes(self.limit_bytes)} "
-                f"that it may take: raise the strategy's limit if the device has more to give."
-            )
-        return sentences
-
-    def _core_advice(self):
-        core = self.core
-        if core is None:
-            return
-        if core["oversize"]:
-            were = "request was" if core["oversize"] == 1 else "requests were"
-            yield (
-                f"{core['oversize']:,} {were} larger than every block of the core: blocks of "
-                f"{format_bytes(core['largest_oversize'])} ({core['largest_oversize']:,} bytes) would have served."
-            )
-        unused = core["reserved_bytes"] - self.peak_allocated_bytes
-        if self.peak_allocated_bytes and unused > core["reserved_bytes"] // 2:
-            yield (
-                f"{format_bytes(unused)} of the fixed core's {format_bytes(core['reserved_bytes'])} were never in use: "
-                f"{format_bytes(self.peak_allocated_bytes)} would have been enough."
-            )
+        return list(advice(self))
 
     def largest_allocatable(self, stream=None):
         """The largest request that would succeed now, in bytes: with waits, moves between streams and growth.
@@ -285,6 +306,8 @@ class Report:
                 "core",
                 "streams",
                 "tags",
+                "pending",
+                "segment_rows",
                 "advice",
             )
         }
@@ -302,64 +325,44 @@ class Report:
         )
 
     def __str__(self):
-        limit = "no limit" if self.limit_bytes >= 2**62 else f"limit {format_bytes(self.limit_bytes)}"
-        lines = [
-            f"pool {textwrap.shorten(self.name, 40)!r} on source {self.source!r}, device {self.device}, {limit}",
-            "",
-            _figures_line("reserved", self.reserved_bytes, f"in {self.segments} segments", self.peak_reserved_bytes),
-            _figures_line(
-                "allocated", self.allocated_bytes, f"in {self.live_blocks} blocks", self.peak_allocated_bytes
-            ),
-            _figures_line("requested", self.requested_bytes, "by callers", self.peak_requested_bytes),
-            _figures_line("free", self.free_bytes, f"in {self.free_blocks} blocks"),
-            _figures_line("largest", self.largest_free_bytes, "free in one piece"),
-            _figures_line("pending", self.pending_bytes, "freed, perhaps in use"),
-            "",
-            f"utilization {self.utilization:.1%}   external fragmentation {self.external_fragmentation:.1%}   "
-            f"internal {self.internal_fragmentation:.1%}",
-            f"reuse {self.reuse_ratio:.1%} of bytes   {self.source_calls} source calls",
-            *self._core_lines(),
-            "",
-            f"{'blocks up to':>14} {'live':>9} {'bytes':>11} {'free':>9} {'bytes':>11}",
-        ]
-        for row in self.size_classes:
-            label = format_bytes(row.up_to) if row.up_to else "above"
-            lines.append(
-                f"{label:>14} {row.live_blocks:>9} {format_bytes(row.live_bytes):>11} "
-                f"{row.free_blocks:>9} {format_bytes(row.free_bytes):>11}"
-            )
-        if self.advice:
-            lines.append("")
-        for sentence in self.advice:
-            lines += _wrapped(sentence)
-        return "\n".join(lines)
-
-    def _core_lines(self):
-        core = self.core
-        if core is None:
-            return
-        blocks = ", ".join(f"{count:,} of {format_bytes(size)}" for size, count in core["block_sizes"][:4])
-        more = ", ..." if len(core["block_sizes"]) > 4 else ""
-        yield (
-            f"fixed core: {format_bytes(core['allocated_bytes'])} live of {format_bytes(core['reserved_bytes'])} "
-            f"({blocks + more or 'one slab'}), served {core['share']:.1%} of requests"
-        )
+        return as_text(self)
 
     def _repr_html_(self):
-        return f"<pre>{html.escape(str(self))}</pre>"
+        return as_html(self)
+
+    def plot(self, trace=None):
+        """Draw the memory map and the sizes of free blocks, and beside them a trace's course.
+
+        Parameters
+        ----------
+        trace : Trace, optional
+            What led here, as a recording of the pool.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+
+        Raises
+        ------
+        Error
+            Where matplotlib is not installed; ``pip install vpool[plot]`` has it.
+        """
+        return draw(self, trace)
+
+
+def schema():
+    """The JSON schema of `Report.to_dict`, a dict."""
+    return json.loads((files("vpool.data") / "report.schema.json").read_text())
+
+
+def _reason(waits_for):
+    if waits_for is None:
+        return "complete: the next request that looks for it gets it"
+    return f"work on stream {waits_for:#x} may still use it"
 
 
 def _total(blocks):
     return int(blocks["nbytes"].sum(dtype=np.uint64))
-
-
-def _figures_line(name, nbytes, where, peak=None):
-    line = f"{name:>14} {format_bytes(nbytes):>11}  {where}"
-    return line if peak is None else f"{line:<52} peak {format_bytes(peak)}"
-
-
-def _wrapped(sentence, width=98):
-    return textwrap.wrap(sentence, width, initial_indent="* ", subsequent_indent="  ")
 
 
 def _runs_without(live, nbytes):

@@ -1,0 +1,137 @@
+"""What a user can do about a report: sentences, each with the figure that it rests on."""
+
+from vpool.sizes import format_bytes
+
+__all__ = ["advice"]
+
+_MANY_SOURCE_CALLS = 32
+_FEW_BLOCKS = 8  # that pin a segment
+
+
+def advice(report):
+    """The sentences for a report, the most pressing first."""
+    yield from _of_limits(report)
+    yield from _of_pending(report)
+    yield from _of_fragmentation(report)
+    yield from _of_idle(report)
+    yield from _of_rounding(report)
+    yield from _of_core(report)
+
+
+def _of_limits(report):
+    takes_all = report.core is not None and report.core["reserved_bytes"] == report.limit_bytes
+    if not takes_all and report.limit_bytes - report.reserved_bytes < report.limit_bytes // 20:
+        yield (
+            f"The pool has reserved {format_bytes(report.reserved_bytes)} of the {format_bytes(report.limit_bytes)} "
+            f"that it may take: raise the strategy's limit if the device has more to give."
+        )
+    elif report.device_free_bytes is not None and report.device_total_bytes:
+        others = report.device_total_bytes - report.device_free_bytes - report.reserved_bytes
+        room = report.limit_bytes - report.reserved_bytes
+        if not takes_all and report.reserved_bytes and report.device_free_bytes < min(room, others) // 4:
+            yield (
+                f"The device has {format_bytes(report.device_free_bytes)} left, and {format_bytes(others)} of it are "
+                f"taken by others: the pool cannot grow to its limit of {format_bytes(report.limit_bytes)}."
+            )
+    for row in report.tags:
+        if row["limit_bytes"] is not None and row["requested_bytes"] >= row["limit_bytes"] * 0.95:
+            yield (
+                f"Tag {row['tag']!r} has {format_bytes(row['requested_bytes'])} of its limit of "
+                f"{format_bytes(row['limit_bytes'])}: the next request for it may fail."
+            )
+
+
+def _of_pending(report):
+    if report.pending_bytes <= report.reserved_bytes // 8:
+        return
+    row = max(report.pending, key=lambda row: row["pending_bytes"], default=None)
+    if row is None:
+        return
+    if row["waits_for"] is None:
+        yield (
+            f"{format_bytes(report.pending_bytes)} are freed and not free yet, of these "
+            f"{format_bytes(row['pending_bytes'])} {row['reason']}."
+        )
+    else:
+        yield (
+            f"{format_bytes(report.pending_bytes)} are freed but wait, of these {format_bytes(row['pending_bytes'])} "
+            f"for work on stream {row['waits_for']:#x}: free blocks on the stream that uses them last, or let it "
+            f"finish before memory is short."
+        )
+
+
+def _of_fragmentation(report):
+    equal_blocks = report.core is not None and len(report.core["block_sizes"]) > 0
+    if not equal_blocks and report.external_fragmentation > 0.5:
+        yield (
+            f"Free memory is in {report.free_blocks} pieces: {format_bytes(report.free_bytes)} are free, but the "
+            f"largest request they can serve is {format_bytes(report.largest_free_bytes)}."
+        )
+    if report.segments < 2:
+        return
+    pinned = [
+        row
+        for row in report.segment_rows[1 if report.core else 0 :]
+        if 0 < row["live_blocks"] <= _FEW_BLOCKS and row["live_bytes"] < row["nbytes"] // 10
+    ]
+    held = sum(row["nbytes"] for row in pinned)
+    if held > report.reserved_bytes // 8:
+        blocks = sum(row["live_blocks"] for row in pinned)
+        live = sum(row["live_bytes"] for row in pinned)
+        were = "segment is" if len(pinned) == 1 else "segments are"
+        yield (
+            f"{len(pinned)} {were} kept for {blocks} block{'' if blocks == 1 else 's'} of {format_bytes(live)}, and "
+            f"hold {format_bytes(held)}: allocate what lives long first, or free it and call trim()."
+        )
+
+
+def _of_idle(report):
+    never_used = report.reserved_bytes - report.peak_allocated_bytes
+    if report.core is None and report.reserved_bytes and never_used > report.reserved_bytes // 2:
+        yield (
+            f"{format_bytes(never_used)} of {format_bytes(report.reserved_bytes)} reserved were never in use at once: "
+            f"a smaller first segment or growth would do "
+            f"(peak allocated {format_bytes(report.peak_allocated_bytes)})."
+        )
+    elif report.allocated_bytes:
+        rows = report.segment_rows[1 if report.core else 0 :]
+        idle = sum(row["nbytes"] for row in rows if not row["live_blocks"])
+        if idle > report.reserved_bytes // 4:
+            yield (
+                f"{format_bytes(idle)} are reserved in segments without a live block: trim() gives them back, and "
+                f"Dynamic(adaptive=True) does so by itself."
+            )
+    calls = report.source_calls
+    if calls >= _MANY_SOURCE_CALLS and report.reuse_ratio < 0.9:
+        yield (
+            f"The source was called {calls:,} times and served {1 - report.reuse_ratio:.0%} of all bytes: a first "
+            f"segment of {format_bytes(report.peak_reserved_bytes)}, which was the peak, would take one call."
+        )
+
+
+def _of_rounding(report):
+    equal_blocks = report.core is not None and len(report.core["block_sizes"]) > 0
+    if not equal_blocks and not report.guarded and report.internal_fragmentation > 0.25:
+        yield (
+            f"Rounding to 256 bytes wastes {report.internal_fragmentation:.0%} of what is allocated: "
+            f"{report.live_blocks} blocks of {format_bytes(report.allocated_bytes // report.live_blocks)} on average; "
+            f"larger allocations that you cut yourself would waste less."
+        )
+
+
+def _of_core(report):
+    core = report.core
+    if core is None:
+        return
+    if core["oversize"]:
+        were = "request was" if core["oversize"] == 1 else "requests were"
+        yield (
+            f"{core['oversize']:,} {were} larger than every block of the core: blocks of "
+            f"{format_bytes(core['largest_oversize'])} ({core['largest_oversize']:,} bytes) would have served."
+        )
+    unused = core["reserved_bytes"] - report.peak_allocated_bytes
+    if report.peak_allocated_bytes and unused > core["reserved_bytes"] // 2:
+        yield (
+            f"{format_bytes(unused)} of the fixed core's {format_bytes(core['reserved_bytes'])} were never in use: "
+            f"{format_bytes(report.peak_allocated_bytes)} would have been enough."
+        )
