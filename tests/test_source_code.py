@@ -31,6 +31,7 @@ LAYERS = {
     "interface": ("vpool._interface", "vpool.maintenance", "vpool.debugging", "vpool.recording"),
     "tools": (
         "vpool.defaults",
+        "vpool.explain",
         "vpool.replay",
         "vpool.runs",
         "vpool.sizing",

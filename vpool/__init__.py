@@ -21,9 +21,11 @@ from vpool.errors import (
     PatternError,
     SourceError,
 )
+from vpool.explain import explain
 from vpool.policy import Policy
 from vpool.replay import ReplayResult, replay
 from vpool.report import Report
+from vpool.snapshot import Snapshot
 from vpool.strategies import Dynamic, Fixed, Hybrid
 from vpool.trace import Trace
 from vpool.version import __version__
@@ -48,6 +50,7 @@ __all__ = [
     "Pool",
     "ReplayResult",
     "Report",
+    "Snapshot",
     "SourceError",
     "Trace",
     "__version__",
@@ -56,6 +59,7 @@ __all__ = [
     "deallocate",
     "default_pool",
     "empty",
+    "explain",
     "get_include",
     "inspect",
     "pools",

@@ -429,6 +429,22 @@ class Debugger:
             figures["core"]["allocated_bytes"] -= int(in_core["nbytes"].sum(dtype=np.uint64))
         return figures, blocks, segments
 
+    def fill_origins(self, addresses, texts, site, age_us):
+        """Tell sites and ages of live blocks, by where the pool has them; new sites are added to `texts`."""
+        now = time.monotonic()
+        with self._changing:
+            live = {block.base: (block.site, block.born) for block in self._live.values()}
+        numbers: dict[str, int] = {}
+        for index, address in enumerate(addresses.tolist()):
+            known = live.get(address)
+            if known is not None:
+                age_us[index] = (now - known[1]) * 1e6
+                if known[0] is not None and known[0] is not NOT_SAMPLED:
+                    if known[0] not in numbers:
+                        numbers[known[0]] = len(texts)
+                        texts.append(known[0])
+                    site[index] = numbers[known[0]]
+
     def leaks(self):
         """What is live, by site."""
         now = time.monotonic()

@@ -52,6 +52,12 @@ def pools():
     return [pool for pool in known if not pool.closed]
 
 
+def pools_and_closed():
+    """The same with those that were closed and have blocks that somebody still uses."""
+    with _registering.here:
+        return list(_lenders.here)
+
+
 cdef int register(Lender lender) except -1:
     """Make a pool one of `pools`."""
     with _registering.here:

@@ -2,6 +2,7 @@ from vpool._interface.pool import Pool
 from vpool.leaks import Leaks
 
 def pools() -> list[Pool]: ...
+def pools_and_closed() -> list[Pool]: ...
 
 class Lender:
     @property

@@ -3,4 +3,4 @@ from vpool._interface.lender cimport Lender
 
 
 cdef class Upkeep(Lender):
-    pass
+    cdef origins(self, blocks)

@@ -35,6 +35,8 @@ def _arrays(file):
         raise FormatError(f"format version {version} is none")
     if version > FORMAT_VERSION:
         raise FormatError(f"format version {version}; this vpool reads up to version {FORMAT_VERSION}")
+    if "kind" in loaded and "op" not in loaded:
+        raise FormatError(f"a {loaded['kind']}, not a trace")
     missing = [name for name in ARRAYS if name not in loaded]
     if missing:
         raise FormatError(f"no array named {', '.join(missing)}")
