@@ -34,6 +34,7 @@ MODULES = {
         "arguments",
         "tags",
         "snapshot",
+        "events",
         "diagnosis",
         "captures",
         "streams",

@@ -24,7 +24,7 @@ LAYERS = {
     "records": (
         *("vpool.formats", "vpool.report", "vpool.stats", "vpool.strategies", "vpool.streams", "vpool.trace"),
         *("vpool.sites", "vpool.leaks", "vpool.modes", "vpool.details", "vpool.measure"),
-        *("vpool.advice", "vpool.rendering", "vpool.plots", "vpool.snapshot"),
+        *("vpool.advice", "vpool.rendering", "vpool.plots", "vpool.snapshot", "vpool.shortage"),
     ),
     "storage": ("vpool._storage", "vpool.sources", "vpool.ipc", "vpool.policy"),
     "management": ("vpool._management",),

@@ -45,16 +45,22 @@ class OutOfMemoryError(Error, MemoryError):
         The pool at that moment.  It holds figures and no memory.
     steps : tuple of str
         What the pool tried, in order.
+    shortage : vpool.shortage.Shortage or None
+        Who holds memory, and what would help.  The text of the error ends with it.
     """
 
-    def __init__(self, message, requested=0, report=None, steps=()):
+    def __init__(self, message, requested=0, report=None, steps=(), shortage=None):
         super().__init__(message)
         self.requested = requested
         self.report = report
         self.steps = tuple(steps)
+        self.shortage = shortage
+
+    def __str__(self):
+        return self.args[0] if self.shortage is None else f"{self.args[0]}\n{self.shortage}"
 
     def __reduce__(self):
-        return type(self), (self.args[0], self.requested, self.report, self.steps)
+        return type(self), (self.args[0], self.requested, self.report, self.steps, self.shortage)
 
 
 class InvalidPointerError(Error, ValueError):

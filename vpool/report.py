@@ -142,8 +142,20 @@ class Report:
         return self._figures.get("guarded", False)
 
     @property
+    def grows(self):
+        """Whether the pool asks its source for more when its memory does not do."""
+        return self._figures["grows"]
+
+    @property
+    def base_slack_bytes(self):
+        """What a segment has to have more where the source's addresses are no multiples of 256."""
+        return self._figures["base_slack_bytes"]
+
+    @property
     def growth_bytes(self):
         """What the pool may still take from its source: the rest of its limit, or of the device."""
+        if not self.grows:
+            return 0
         room = max(0, self.limit_bytes - self.reserved_bytes)
         return room if self.device_free_bytes is None else min(room, self.device_free_bytes)
 
@@ -174,12 +186,16 @@ class Report:
 
     @property
     def tags(self):
-        rows = []
+        return [row for _, row in self.tag_rows()]
+
+    def tag_rows(self):
+        """Pairs of a tag's number in `blocks` and its row in `tags`."""
         known = self._figures["tags"]
         for number in sorted({*np.unique(self._live["tag"]).tolist(), *known}):
             mine = self._live[self._live["tag"] == number]
             told = known.get(number, {"tag": None, "peak_bytes": None, "limit_bytes": None})
-            rows.append(
+            yield (
+                number,
                 {
                     "tag": told["tag"],
                     "live_blocks": len(mine),
@@ -187,9 +203,8 @@ class Report:
                     "requested_bytes": int(mine["requested"].sum(dtype=np.uint64)),
                     "peak_bytes": told["peak_bytes"],
                     "limit_bytes": told["limit_bytes"],
-                }
+                },
             )
-        return rows
 
     def tag_name(self, number):
         """Name of a tag by its number in `blocks`; None for none."""
@@ -254,7 +269,7 @@ class Report:
         room = self.limit_bytes - self.reserved_bytes + idle
         if self._figures["device_free_bytes"] is not None:
             room = min(room, self._figures["device_free_bytes"] + idle)
-        longest = max(longest, room // 256 * 256 - self._figures["base_slack_bytes"], 0)
+        longest = max(longest, room // 256 * 256 - self.base_slack_bytes, 0)
         if self.core is not None and self.core["exclusive"] and longest <= self.core["largest"]:
             longest = 0
         return max(in_core, longest)

@@ -16,6 +16,7 @@ from vpool._interface.tags import name_of
 from vpool._management.ladder import RUNG_NAMES
 from vpool.errors import DoubleFreeError, ForeignPointerError, ForkedProcessError, OutOfMemoryError, SourceError
 from vpool.report import Report
+from vpool.shortage import Shortage
 from vpool.sizes import format_bytes
 
 
@@ -77,7 +78,7 @@ cdef failure(Areas areas, str name, Request* request):
         f" live {format_bytes(report.allocated_bytes)}, free {format_bytes(report.free_bytes)}"
         f" of which {format_bytes(report.largest_free_bytes)} in the largest block,"
         f" pending {format_bytes(report.pending_bytes)}. Tried: {', '.join(steps) or 'nothing, which would not help'}.",
-        request.requested, report, steps,
+        request.requested, report, steps, Shortage(report, request.requested, request.nbytes, request.alignment),
     )
 
 
@@ -85,13 +86,15 @@ cdef over_limit(Areas areas, str name, Request* request):
     """The exception for a request beyond the limit of its tag."""
     cdef TagCount* count = &areas.journal.tags[request.tag]
     tag = name_of(request.tag)
+    report = Report(*copy_records(areas, name))
+    row = next(row for number, row in report.tag_rows() if number == request.tag)
     return OutOfMemoryError(
         f"pool {name!r} cannot lend {request.requested:,} bytes ({format_bytes(request.requested)}) for tag {tag!r}:"
         f" its limit is {format_bytes(count.limit)} ({count.limit:,} bytes), of which"
         f" {format_bytes(atomic_read(count.requested_bytes))} are live. Tried: {RUNG_NAMES[<int> RUNG_CALL]},"
         f" {RUNG_NAMES[<int> RUNG_COLLECT]}.",
-        request.requested, Report(*copy_records(areas, name)),
-        (RUNG_NAMES[<int> RUNG_CALL], RUNG_NAMES[<int> RUNG_COLLECT]),
+        request.requested, report, (RUNG_NAMES[<int> RUNG_CALL], RUNG_NAMES[<int> RUNG_COLLECT]),
+        Shortage(report, request.requested, tag=row),
     )
 
 

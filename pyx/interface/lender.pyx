@@ -11,6 +11,7 @@ from vpool._base.bias cimport Seat, bias_leave, bias_try_enter
 from vpool._base.lock cimport atomic_read
 from vpool._base.types cimport GRANULE, BlockId, likely, round_up
 from vpool._interface.diagnosis cimport forked, over_limit, source_error, stray
+from vpool._interface.events cimport read_origins
 from vpool._interface.snapshot cimport copy_records
 from vpool._management.arena cimport Arena
 from vpool._management.adapt cimport adapt_look
@@ -33,7 +34,7 @@ from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK
 from vpool._interface import tags
 from vpool._storage.fork import PerProcess
 from vpool.debugging import NotLive
-from vpool.errors import ClosedPoolError, SourceError
+from vpool.errors import ClosedPoolError, OutOfMemoryError, SourceError
 from vpool.leaks import UNKNOWN_SITE, Leaks
 
 cdef enum:
@@ -154,7 +155,10 @@ cdef class Lender:
             self.pressure.climb(&request, self.name)
             if self.debugger is not None:
                 self.show(&request, front)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, OutOfMemoryError) and error.shortage is not None:
+                error.shortage.name_sites(
+                    read_origins(self.areas, self.sites, self.debugger, error.report.blocks))
             request.block_id = 0
             if noted:
                 with nogil:

@@ -58,7 +58,7 @@ cdef class Pressure:
         if request.block_id == 0:
             self.areas.core.count_failure(request.status)
             error = failure(self.areas, name, request)
-            logger.info("%s", error)
+            logger.info("%s", error.args[0])
             raise error from cause
         if request.grown:
             try:

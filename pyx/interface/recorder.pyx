@@ -1,16 +1,12 @@
 """What a recording does to its pool: events on and off, and what became of them."""
-import numpy as np
-
-from libc.stdint cimport uint8_t, uint64_t
+from libc.stdint cimport uint64_t
 
 from vpool._base.clock cimport now_ns
-from vpool._base.lock cimport atomic_read
+from vpool._interface.events cimport copy_events
 from vpool._interface.lender cimport Lender
 from vpool._management.journal cimport (
     EVENT_MARK,
-    Event,
     journal_close,
-    journal_copy,
     journal_note,
     journal_open,
     journal_stop,
@@ -19,11 +15,6 @@ from vpool._management.noted cimport noted_switch
 
 from vpool._interface.tags import name_of
 from vpool.errors import Error
-from vpool.recording import EVENT_DTYPE
-
-cdef enum:
-    SLICE = 4096                  # events copied while the lock is held once
-
 
 cdef class Recorder:
     """The ring of one pool, for one recording at a time."""
@@ -71,14 +62,14 @@ cdef class Recorder:
         Returns
         -------
         tuple
-            The records, and `events`.
+            The records; the number of the first event that is still there, and an array of all from there on.
         """
         records = self.pool.records()
         with nogil:
             journal_stop(&self.pool.areas.journal)
         noted_switch(self.pool.areas, False)
         self.pool.sites = None
-        return records, self.events()
+        return records, copy_events(self.pool.areas)
 
     def close(self):
         """Give the ring back."""
@@ -86,35 +77,6 @@ cdef class Recorder:
             journal_close(&self.pool.areas.journal)
         noted_switch(self.pool.areas, False)
         self.pool.sites = None
-
-    def events(self):
-        """The number of the first event that is still there, and an array of all from there on.
-
-        Notes
-        -----
-        Holds the ring's lock for some microseconds at a time; what is overwritten meanwhile is left out.
-        """
-        cdef uint64_t count = atomic_read(self.pool.areas.journal.count)
-        cdef uint64_t capacity = self.pool.areas.journal.capacity
-        cdef uint64_t first = count - capacity if count > capacity else 0
-        cdef uint64_t done = 0
-        cdef uint64_t begin = first
-        cdef uint64_t copied = 0
-        cdef uint64_t part
-        cdef uint8_t[::1] view
-        if self.pool.areas.journal.ring == NULL:
-            return 0, np.zeros(0, EVENT_DTYPE)
-        events = np.empty(count - first + 1, EVENT_DTYPE)
-        view = events.view(np.uint8)
-        while first + done < count:
-            with nogil:
-                part = min(<uint64_t> SLICE, count - first - done)
-                copied = journal_copy(
-                    &self.pool.areas.journal, first + done, part, <Event*> &view[done * sizeof(Event)])
-            done += copied if copied else part
-            if copied == 0:
-                begin = first + done
-        return begin, events[begin - first:done]
 
     def tag_names(self, numbers):
         """What the numbers of tags mean."""

@@ -73,7 +73,7 @@ cdef tuple copy_records(Areas areas, str name):
     except SourceError:
         device_free = device_total = None         # a report is wanted most when the device does not answer
     figures.update(
-        tags=read_tags(areas), name=name, source=core.source.name, device=core.source.device,
+        tags=read_tags(areas), grows=areas.grows, name=name, source=core.source.name, device=core.source.device,
         device_free_bytes=device_free, device_total_bytes=device_total,
     )
     return figures, blocks, segments

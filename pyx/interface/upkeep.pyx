@@ -1,11 +1,9 @@
 """What a pool tells about itself, and what it does to stay in shape."""
-import numpy as np
-
 cimport cython
 from libc.stdint cimport uint64_t
 
-from vpool._base.clock cimport now_ns
 from vpool._interface.diagnosis cimport source_error
+from vpool._interface.events cimport read_origins
 from vpool._interface.gauge cimport Gauge
 from vpool._interface.lender cimport Lender
 from vpool._interface.recorder cimport Recorder
@@ -16,7 +14,7 @@ from vpool._storage.driver cimport STATUS_OK
 
 from vpool._interface.tags import checked_tag, number_of
 from vpool.measure import Measure, Measures
-from vpool.recording import Recording, live_origins
+from vpool.recording import Recording
 from vpool.report import Report
 from vpool.sizes import parse_size
 from vpool.snapshot import Snapshot
@@ -170,25 +168,7 @@ cdef class Upkeep(Lender):
         """
         self.must_be_mine()
         records = self.records()
-        return Snapshot.of_records(*records, self.origins(records[1]))
-
-    cdef origins(self, blocks):
-        """Sites, and for each block the index of its own and its age in microseconds, as far as they are known."""
-        site = np.zeros(len(blocks), np.uint32)
-        age = np.full(len(blocks), -1, np.int64)
-        texts = [""]
-        if self.areas.journal.recording:
-            _, events = Recorder(self).events()
-            origin = live_origins(events, blocks)
-            known = origin >= 0
-            site[known] = events["site"][origin[known]]
-            age[known] = (now_ns() - events["time_ns"][origin[known]]).astype(np.int64) // 1000
-            if self.sites is not None:
-                texts = list(self.sites.texts)
-            site[site >= len(texts)] = 0
-        if self.debugger is not None:
-            self.debugger.fill_origins(blocks["address"], texts, site, age)
-        return texts, site, age
+        return Snapshot.of_records(*records, read_origins(self.areas, self.sites, self.debugger, records[1]))
 
     def record(self, sites=False, depth=1, capacity=1 << 20):
         """Record what happens within a ``with`` block, as a trace.

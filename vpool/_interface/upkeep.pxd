@@ -3,4 +3,4 @@ from vpool._interface.lender cimport Lender
 
 
 cdef class Upkeep(Lender):
-    cdef origins(self, blocks)
+    pass

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 
-from vpool.errors import Error
+from vpool.errors import Error, OutOfMemoryError
 from vpool.version import __version__
 
 __all__ = ["main"]
@@ -67,4 +67,6 @@ def main(argv=None):
 
 
 def _one_line(error):
-    return " ".join(str(error).split()) or type(error).__name__
+    # What else an error of memory has to say takes lines.
+    text = error.args[0] if isinstance(error, OutOfMemoryError) else str(error)
+    return " ".join(text.split()) or type(error).__name__

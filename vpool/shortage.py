@@ -1,0 +1,267 @@
+"""Why a request failed: who holds memory, and the steps that would help, each computed from the blocks."""
+
+import textwrap
+from typing import NamedTuple
+
+import numpy as np
+
+from vpool.sizes import format_bytes
+
+__all__ = ["Holder", "Remedy", "Shortage"]
+
+_GRANULE = 256  # bytes
+_MOST_HOLDERS = 5  # of a kind
+_MOST_ADDRESSES = 4  # that a text names
+_WIDTH = 96
+
+
+class Holder(NamedTuple):
+    """Live blocks that have something in common."""
+
+    kind: str  # "tag", "site" or "size"
+    name: str | int | None  # None: what has no tag; for "size" the bytes that were asked for
+    blocks: int
+    live_bytes: int
+
+
+class Remedy(NamedTuple):
+    """A step after which the request would succeed.
+
+    Attributes
+    ----------
+    kind : str
+        ``"wait"`` for pending work; ``"raise_limit"`` to `nbytes`; ``"free"`` the blocks at `addresses`, of `nbytes`
+        together; ``"capacity"``: a device of `nbytes`, with the limit raised to that; ``"raise_tag_limit"``.
+    text : str
+        The same as a sentence.
+    nbytes : int
+    addresses : tuple of int
+    """
+
+    kind: str
+    text: str
+    nbytes: int = 0
+    addresses: tuple[int, ...] = ()
+
+
+class Shortage:
+    """What a failed request is up against.  Its text has at most 30 lines.
+
+    Parameters
+    ----------
+    report : Report
+        The pool when the request had failed.
+    requested : int
+        Bytes.
+    nbytes : int, optional
+        What they come to with rounding and guards, if that is more than whole granules.
+    alignment : int
+    tag : dict, optional
+        The tag whose limit was in the way, as a row of `Report.tags`.
+
+    Attributes
+    ----------
+    holders : list of Holder
+        Of each kind that is known, the largest first.
+    remedies : list of Remedy
+        The least invasive first.  Empty where nothing helps that this pool could be told.
+    """
+
+    def __init__(self, report, requested, nbytes=None, alignment=_GRANULE, tag=None):
+        self.requested = requested
+        rounded = -(-requested // _GRANULE) * _GRANULE
+        self._nbytes = rounded if nbytes is None else nbytes
+        self._need = self._nbytes + alignment - _GRANULE
+        self._report = report
+        self._live = report.blocks["state"] == "live"
+        self.holders = list(self._holders())
+        self.remedies = list(self._of_tag(tag) if tag is not None else self._remedies())
+
+    def _holders(self):
+        tags = [row for row in self._report.tags if row["live_blocks"]]
+        if any(row["tag"] is not None for row in tags):
+            rows = [Holder("tag", row["tag"], row["live_blocks"], row["live_bytes"]) for row in tags]
+            yield from _largest(rows)
+        live = self._report.blocks[self._live]
+        yield from _largest([Holder("size", *rest) for rest in _sums(live["requested"], live["nbytes"])])
+
+    def name_sites(self, origins):
+        """Tell also which sites hold memory; `origins` are all of them, and for each block the index of its own."""
+        texts, numbers, _ = origins
+        if len(texts) > 1:
+            sums = _sums(numbers[self._live], self._report.blocks["nbytes"][self._live])
+            self.holders += _largest([Holder("site", texts[number] or None, *rest) for number, *rest in sums])
+
+    def _of_tag(self, tag):
+        limit = tag["requested_bytes"] + self.requested
+        yield Remedy(
+            "raise_tag_limit",
+            f"raise the tag's limit to {limit:,} bytes ({format_bytes(limit)}): pool.limit({tag['tag']!r}, {limit})",
+            limit,
+        )
+        number = next(number for number, row in self._report.tag_rows() if row["tag"] == tag["tag"])
+        mine = self._report.blocks[self._live & (self._report.blocks["tag"] == number)]
+        order = np.argsort(mine["requested"], kind="stable")[::-1]
+        over = limit - tag["limit_bytes"]
+        count = int(np.searchsorted(np.cumsum(mine["requested"][order].astype(np.int64)), over)) + 1
+        if count <= len(mine):
+            yield _freeing(mine[order[:count]], f"of tag {tag['tag']!r}")
+
+    def _remedies(self):
+        report = self._report
+        confined = report.core is not None and report.core["exclusive"] and self.requested <= report.core["largest"]
+        cheapest, pending = self._cheapest(confined)
+        if cheapest is not None and not len(cheapest):
+            text = (
+                f"wait for work on the device: a range that would do is free but for {format_bytes(pending)} that "
+                f"are pending"
+                if pending
+                else "retry on a stream that does not capture: what is free is kept from it"
+            )
+            yield Remedy("wait", text)
+        if report.grows and not confined:
+            yield from self._growth()
+        if cheapest is not None and len(cheapest):
+            yield _freeing(cheapest, "which makes a range that is long enough")
+
+    def _growth(self):
+        """A higher limit, where the device has more; else a larger device."""
+        report = self._report
+        need = self._need + report.base_slack_bytes
+        limit = report.reserved_bytes + need
+        if report.device_free_bytes is None or report.device_free_bytes >= need:
+            if limit > report.limit_bytes:
+                room = (
+                    ""
+                    if report.device_free_bytes is None
+                    else (f"; the device has {format_bytes(report.device_free_bytes)} free")
+                )
+                yield Remedy(
+                    "raise_limit",
+                    f"raise the limit to {limit:,} bytes ({format_bytes(limit)}): pool.set_limit({limit}){room}",
+                    limit,
+                )
+        elif report.device_total_bytes:
+            total = report.device_total_bytes + need - report.device_free_bytes
+            others = max(0, report.device_total_bytes - report.device_free_bytes - report.reserved_bytes)
+            taken = f", or {format_bytes(need - report.device_free_bytes)} of it back" if others else ""
+            yield Remedy(
+                "capacity",
+                f"a device of {total:,} bytes ({format_bytes(total)}) would do; this one has "
+                f"{format_bytes(report.device_free_bytes)} free, and others have {format_bytes(others)}{taken}",
+                total,
+            )
+
+    def _cheapest(self, confined):
+        """The live blocks that have to go at least, and the pending bytes among what would serve.
+
+        None where no range of this pool is long enough, whatever goes.
+        """
+        report = self._report
+        best, best_cost, best_pending = None, None, 0
+        for number in range(len(report.segment_table)):
+            in_core = number == 0 and report.core is not None
+            if (confined and not in_core) or (in_core and not self._in_core()):
+                continue
+            mine = report.blocks[report.blocks["segment"] == number]
+            equal = in_core and len(report.core["block_sizes"]) > 0
+            found = _window(mine, self._need, equal)
+            if found is not None and (best_cost is None or found[1] < best_cost):
+                window, best_cost = found
+                best = window[window["state"] == "live"]
+                best_pending = int(window["nbytes"][window["state"] == "pending"].sum(dtype=np.uint64))
+        if not confined and report.grows:
+            segments = self._segments_to_empty()
+            if segments is not None and (best_cost is None or segments[1] < best_cost):
+                best, best_pending = segments[0], 0
+        return best, best_pending
+
+    def _in_core(self):
+        core = self._report.core
+        return core["smallest"] <= self.requested <= core["largest"]
+
+    def _segments_to_empty(self):
+        """The live blocks of segments that would have to go back for another one to come, and their bytes."""
+        report = self._report
+        need = self._need + report.base_slack_bytes - report.growth_bytes
+        rows = list(enumerate(report.segment_rows))[1 if report.core else 0 :]
+        rows.sort(key=lambda one: one[1]["live_bytes"] / one[1]["nbytes"])
+        chosen = []
+        for number, row in rows:
+            if need <= 0:
+                break
+            chosen.append(number)
+            need -= row["nbytes"]
+        if need > 0 or not chosen:
+            return None
+        blocks = report.blocks[self._live & np.isin(report.blocks["segment"], chosen)]
+        return blocks, int(blocks["nbytes"].sum(dtype=np.uint64))
+
+    def __str__(self):
+        report = self._report
+        lines = [f"Largest holders of {format_bytes(report.allocated_bytes)} in {report.live_blocks:,} live blocks:"]
+        for holder in self.holders:
+            lines.append(f"  {format_bytes(holder.live_bytes):>9} in {holder.blocks:,} x {_name(holder)}"[:_WIDTH])
+        if not self.holders:
+            lines = ["Nothing is live in this pool."]
+        if self.remedies:
+            lines.append("What would help:" if len(self.remedies) == 1 else "What would help, any of these:")
+            for remedy in self.remedies:
+                lines += textwrap.wrap(remedy.text, _WIDTH, initial_indent="* ", subsequent_indent="  ")
+        return "\n".join(lines)
+
+
+def _name(holder):
+    if holder.kind == "size":
+        return f"{holder.name:,} bytes"
+    if holder.name is None:
+        return f"no {holder.kind}" if holder.kind == "tag" else "unknown sites"
+    return f"{holder.kind} {holder.name!r}" if holder.kind == "tag" else str(holder.name)
+
+
+def _largest(holders):
+    return sorted(holders, key=lambda holder: -holder.live_bytes)[:_MOST_HOLDERS]
+
+
+def _sums(keys, nbytes):
+    """For each key the number of blocks and their bytes."""
+    values, index = np.unique(keys, return_inverse=True)
+    blocks = np.bincount(index, minlength=len(values))
+    sums = np.bincount(index, nbytes.astype(float), len(values)) if len(values) else []
+    return [
+        (value, count, int(total)) for value, count, total in zip(values.tolist(), blocks.tolist(), sums, strict=True)
+    ]
+
+
+def _window(mine, need, equal):
+    """The neighbours of `need` bytes together with the fewest live bytes among them, and these; None for none.
+
+    Each end is a whole block.  Equal blocks never merge, so there one has to do.  O(blocks), by a window that
+    grows at its end and shrinks at its start.
+    """
+    sizes = mine["nbytes"].astype(np.int64)
+    live = np.where(mine["state"] == "live", sizes, 0)
+    if equal:
+        fits = np.flatnonzero(sizes >= need)
+        if not len(fits):
+            return None
+        one = fits[np.argmin(live[fits])]
+        return mine[one : one + 1], int(live[one])
+    ends = np.concatenate(([0], np.cumsum(sizes)))
+    costs = np.concatenate(([0], np.cumsum(live)))
+    last = np.searchsorted(ends, ends[:-1] + need)  # a window from block i ends before block last[i]
+    starts = np.flatnonzero(last <= len(sizes))
+    if not len(starts):
+        return None
+    cost = costs[last[starts]] - costs[starts]
+    best = starts[np.argmin(cost)]
+    return mine[best : last[best]], int(cost.min())
+
+
+def _freeing(blocks, why):
+    nbytes = int(blocks["nbytes"].sum(dtype=np.uint64))
+    addresses = tuple(blocks["address"].tolist())
+    shown = ", ".join(f"{address:#x}" for address in addresses[:_MOST_ADDRESSES])
+    more = f" and {len(addresses) - _MOST_ADDRESSES} more" if len(addresses) > _MOST_ADDRESSES else ""
+    what = "1 block" if len(addresses) == 1 else f"{len(addresses):,} blocks"
+    return Remedy("free", f"free {what} of {format_bytes(nbytes)} {why}: at {shown}{more}", nbytes, addresses)
