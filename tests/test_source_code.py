@@ -32,6 +32,7 @@ LAYERS = {
     "tools": (
         "vpool.defaults",
         "vpool.explain",
+        "vpool.moments",
         "vpool.replay",
         "vpool.runs",
         "vpool.sizing",

@@ -59,9 +59,9 @@ class Recording(Trace):
 
     def __exit__(self, *exc_info):
         try:
-            (figures, blocks, _), (first, events) = self._recorder.stop()
+            (figures, blocks, held), (first, events) = self._recorder.stop()
             spans = [(self._recorder.fixed_span(), figures.get("fixed_noted", 0)), ((0, 2**64), figures["noted"])]
-            parts = _arrays(first, events, blocks, figures["slots"], spans, self._began, self._recorder.name)
+            parts = _arrays(first, events, blocks, figures["slots"], held, spans, self._began, self._recorder.name)
             sites = self._sites.texts if self._sites else [""]
             parts["details"] = parts["details"].named(self._recorder.tag_names, sites)
             super().__init__(**parts)
@@ -73,7 +73,7 @@ class Recording(Trace):
         self._recorder.mark()
 
 
-def _arrays(first, events, blocks, slots, spans, began, name):
+def _arrays(first, events, blocks, slots, held, spans, began, name):
     """The parameters of a trace, from events, the first of which has a number, and a pool's blocks at the end.
 
     `spans` are pairs of an address range and the number of events up to which the blocks in it are known; the first
@@ -115,10 +115,10 @@ def _arrays(first, events, blocks, slots, spans, began, name):
     keep = np.repeat(keep, 1 + closes)
     place = np.repeat(of_blocks, 1 + closes)[keep]
     rows = np.concatenate([initial, body[keep]])
-    return _trace_of(rows, place, len(initial), events, began, notes)
+    return _trace_of(rows, place, len(initial), events, held, began, notes)
 
 
-def _trace_of(rows, place, initial, events, began, notes):
+def _trace_of(rows, place, initial, events, held, began, notes):
     """The parameters of a trace from its rows; `place` is where each of them, but the initial ones, was in `events`."""
     ids, sizes, allocated = _numbered(rows)
     start = began if initial else int(rows["time_ns"][0]) if len(rows) else began
@@ -133,11 +133,7 @@ def _trace_of(rows, place, initial, events, began, notes):
 
     failed = events[events["kind"] == FAILURE]
     moved = events[np.isin(events["kind"], (RESERVE, RELEASE))]
-    segments = SegmentEvents(
-        before((RESERVE, RELEASE)),
-        moved["address"],
-        np.where(moved["kind"] == RESERVE, 1, -1) * moved["nbytes"].astype(np.int64),
-    )
+    segments = _segments(held, moved, before((RESERVE, RELEASE)))
     details = Details(rows["address"], allocated, rows["tag"], rows["site"], rows["thread"], [""], [""], segments)
     return {
         "op": (rows["kind"] == FREE).astype(np.uint8),
@@ -150,6 +146,22 @@ def _trace_of(rows, place, initial, events, began, notes):
         "failures": np.column_stack((before(FAILURE), failed["requested"].astype(np.int64))),
         "details": details,
     }
+
+
+def _segments(held, moved, events):
+    """The changes of segments, those first that were there from the beginning; `held` are those at the end."""
+    there = dict(zip(held["address"].tolist(), held["nbytes"].tolist(), strict=True))
+    for row in moved[::-1]:
+        if row["kind"] == RESERVE:
+            there.pop(int(row["address"]), None)
+        else:
+            there[int(row["address"])] = int(row["nbytes"])
+    signed = np.where(moved["kind"] == RESERVE, 1, -1) * moved["nbytes"].astype(np.int64)
+    return SegmentEvents(
+        np.concatenate((np.zeros(len(there), np.int64), events)),
+        np.concatenate((np.array(list(there), np.uint64), moved["address"])),
+        np.concatenate((np.array(list(there.values()), np.int64), signed)),
+    )
 
 
 def _paired(pairs):

@@ -9,6 +9,7 @@ __all__ = ["as_html", "as_text"]
 
 _WIDTH = 98
 _MOST_ROWS = 8  # of a table
+_BOUNDLESS = 1 << 60  # bytes of a device that only simulates
 
 
 def as_text(report):
@@ -59,13 +60,15 @@ def _figures(report):
 
 
 def _ratios(report):
+    largest = report.largest_allocatable()
+    largest = "no bound" if largest >= _BOUNDLESS else format_bytes(largest)
     yield (
         f"utilization {report.utilization:.1%}   external fragmentation {report.external_fragmentation:.1%}   "
         f"internal {report.internal_fragmentation:.1%}"
     )
     yield (
         f"reuse {report.reuse_ratio:.1%} of bytes   {report.source_calls} source calls   "
-        f"largest request that would succeed: {format_bytes(report.largest_allocatable())}"
+        f"largest request that would succeed: {largest}"
     )
 
 

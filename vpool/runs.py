@@ -10,6 +10,7 @@ from vpool._interface.pool import Pool
 from vpool._interface.replay import Replayer
 from vpool.errors import PatternError, SourceError
 from vpool.report import Report
+from vpool.shortage import Shortage
 
 __all__ = ["ReplayResult", "run"]
 
@@ -54,6 +55,8 @@ class ReplayResult:
         What was odd in the trace's file.
     report : Report
         Of the pool at that moment of the first pass.
+    shortage : vpool.shortage.Shortage or None
+        Of a run that was out of memory: who held it, and what would have helped.
     """
 
     events: int
@@ -76,10 +79,11 @@ class ReplayResult:
     verified_bytes: int = 0
     notes: list = field(default_factory=list)
     report: Report | None = field(default=None, repr=False, compare=False)
+    shortage: Shortage | None = field(default=None, repr=False, compare=False)
 
     def to_dict(self):
-        """Every attribute but `report`, as plain Python types."""
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "report"}
+        """Every attribute but `report` and `shortage`, as plain Python types."""
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in ("report", "shortage")}
 
 
 def run(
@@ -176,6 +180,7 @@ class _Run:
             verified_bytes=self.replayer.verified,
             notes=list(trace.notes),
             report=worst,
+            shortage=None if self.oom is None else Shortage(worst, self.oom["requested"]),
         )
 
     def _driver_totals(self):

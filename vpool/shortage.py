@@ -13,6 +13,7 @@ _GRANULE = 256  # bytes
 _MOST_HOLDERS = 5  # of a kind
 _MOST_ADDRESSES = 4  # that a text names
 _WIDTH = 96
+_BOUNDLESS = 1 << 60  # bytes of a device that only simulates
 
 
 class Holder(NamedTuple):
@@ -119,38 +120,34 @@ class Shortage:
                 else "retry on a stream that does not capture: what is free is kept from it"
             )
             yield Remedy("wait", text)
-        if report.grows and not confined:
-            yield from self._growth()
+        growth = None if confined or not report.grows else self._growth()
+        if growth is not None and growth.kind == "raise_limit":
+            yield growth
         if cheapest is not None and len(cheapest):
             yield _freeing(cheapest, "which makes a range that is long enough")
+        if growth is not None and growth.kind == "capacity":  # not of this pool's making
+            yield growth
 
     def _growth(self):
         """A higher limit, where the device has more; else a larger device."""
         report = self._report
+        free, total = report.device_free_bytes, report.device_total_bytes
         need = self._need + report.base_slack_bytes
         limit = report.reserved_bytes + need
-        if report.device_free_bytes is None or report.device_free_bytes >= need:
-            if limit > report.limit_bytes:
-                room = (
-                    ""
-                    if report.device_free_bytes is None
-                    else (f"; the device has {format_bytes(report.device_free_bytes)} free")
-                )
-                yield Remedy(
-                    "raise_limit",
-                    f"raise the limit to {limit:,} bytes ({format_bytes(limit)}): pool.set_limit({limit}){room}",
-                    limit,
-                )
-        elif report.device_total_bytes:
-            total = report.device_total_bytes + need - report.device_free_bytes
-            others = max(0, report.device_total_bytes - report.device_free_bytes - report.reserved_bytes)
-            taken = f", or {format_bytes(need - report.device_free_bytes)} of it back" if others else ""
-            yield Remedy(
-                "capacity",
-                f"a device of {total:,} bytes ({format_bytes(total)}) would do; this one has "
-                f"{format_bytes(report.device_free_bytes)} free, and others have {format_bytes(others)}{taken}",
-                total,
-            )
+        if free is None or free >= need:
+            if limit <= report.limit_bytes:
+                return None
+            room = "" if free is None or free > _BOUNDLESS else f"; the device has {format_bytes(free)} free"
+            text = f"raise the limit to {limit:,} bytes ({format_bytes(limit)}): pool.set_limit({limit}){room}"
+            return Remedy("raise_limit", text, limit)
+        enough = total + need - free
+        others = max(0, total - free - report.reserved_bytes)
+        taken = f", and others have {format_bytes(others)}" if others else ""
+        text = (
+            f"have a device of {enough:,} bytes ({format_bytes(enough)}) and no lower limit; this one has "
+            f"{format_bytes(free)} of {format_bytes(total)} free{taken}"
+        )
+        return Remedy("capacity", text, enough)
 
     def _cheapest(self, confined):
         """The live blocks that have to go at least, and the pending bytes among what would serve.

@@ -15,7 +15,7 @@ from vpool.version import __version__
 
 __all__ = ["main"]
 
-COMMANDS = ("demo", "doctor", "replay", "compare", "convert", "bench")
+COMMANDS = ("demo", "doctor", "replay", "compare", "inspect", "convert", "bench")
 
 
 class _Parser(argparse.ArgumentParser):

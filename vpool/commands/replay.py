@@ -103,6 +103,6 @@ def render(result):
         text = (
             f"out of memory at event {result.oom['event']:,} of {result.events:,}: "
             f"{format_bytes(result.oom['requested'])} more were asked for with "
-            f"{format_bytes(result.oom['live_bytes'])} live\n\n{text}"
+            f"{format_bytes(result.oom['live_bytes'])} live\n\n{result.shortage}\n\n{text}"
         )
     return text

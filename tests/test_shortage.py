@@ -1,0 +1,108 @@
+"""What an out-of-memory error says: who holds memory, and steps that help when they are taken."""
+
+import numpy as np
+import pytest
+
+import vpool
+from tests.helpers.pools import KIB, unchanged
+from tests.helpers.traces import ALL, recorded
+from vpool._interface.replay import Replayer
+from vpool.trace import ALLOCATE
+
+MOST_LINES = 30
+WIDEST_LINE = 100
+
+
+def at_its_end(trace, limit, device):
+    """A pool that has replayed a trace until a request failed: the pool, the event and the error."""
+    pool = vpool.Pool(vpool.Dynamic(limit=limit), source=vpool.sources.Simulated(device), debug=())
+    driver = pool.source.driver
+    streams = {int(index): driver.create_stream() if index else 0 for index in np.unique(trace.stream)}
+    event = Replayer(pool, trace, streams).run(0, len(trace))
+    assert event < len(trace)
+    stream = streams[int(trace.stream[event])]
+    with pytest.raises(vpool.OutOfMemoryError) as caught:
+        pool.allocate(int(trace.bytes[event]), stream)
+    return pool, event, stream, caught.value
+
+
+def live_sizes(trace, event):
+    """Bytes and number of the live blocks of each size before an event of a trace."""
+    sizes = {}
+    for op, nbytes in zip(trace.op[:event].tolist(), trace.bytes[:event].tolist(), strict=True):
+        row = sizes.setdefault(nbytes, [0, 0])
+        sign = 1 if op == ALLOCATE else -1
+        row[0] += sign * nbytes
+        row[1] += sign
+    return sizes
+
+
+def take(pool, remedy):
+    """Do what a remedy says."""
+    if remedy.kind == "raise_limit":
+        pool.set_limit(remedy.nbytes)
+    elif remedy.kind == "free":
+        for address in remedy.addresses:
+            pool.deallocate(address)
+    else:
+        raise AssertionError(f"{remedy.kind} is no step that this pool could take")
+
+
+class TestTraces:
+    """Each shared trace at 90 % of its peak."""
+
+    @pytest.mark.parametrize("name", ALL)
+    @pytest.mark.parametrize("bound", ["limit", "device"])
+    def test_the_step_that_is_named_works(self, name, bound):
+        trace = recorded(name)
+        most = int(0.9 * trace.peak_live_bytes)
+        pool, event, stream, error = at_its_end(trace, most, None if bound == "limit" else most)
+        with pool:
+            text = str(error)
+            print(f"{name}: {text}")
+            self.check_text(text, trace, event, error)
+            remedies = {remedy.kind: remedy for remedy in error.shortage.remedies}
+            assert ("raise_limit" in remedies) == (bound == "limit")
+            assert "free" in remedies
+            assert ("capacity" in remedies) == (bound == "device")
+            if bound == "device":
+                self.check_capacity(trace, event, remedies["capacity"].nbytes)
+            first = error.shortage.remedies[0]
+            requested = int(trace.bytes[event])
+            if first.kind == "raise_limit":
+                with unchanged(pool):
+                    pool.set_limit(first.nbytes - KIB)
+                    with pytest.raises(vpool.OutOfMemoryError):
+                        pool.allocate(requested, stream)
+                    pool.set_limit(most)
+            take(pool, first)
+            assert pool.allocate(requested, stream)
+            pool.check()
+
+    def check_text(self, text, trace, event, error):
+        lines = text.splitlines()
+        assert len(lines) <= MOST_LINES
+        assert max(map(len, lines[1:])) <= WIDEST_LINE
+        sizes = live_sizes(trace, event)
+        largest = max(sizes, key=lambda size: sizes[size][0])
+        holder = next(one for one in error.shortage.holders if one.kind == "size")
+        assert sizes[holder.name][1] == holder.blocks
+        # By bytes after rounding, which may put another size of nearly as much first.
+        assert sizes[holder.name][0] > 0.99 * sizes[largest][0]
+        assert f"{holder.blocks:,} x {holder.name:,} bytes" in text
+
+    def check_capacity(self, trace, event, nbytes):
+        """With that much the same run gets past the request."""
+        strategy = vpool.Dynamic(limit=nbytes)
+        again = vpool.replay(trace, strategy, source=vpool.sources.Simulated(nbytes))
+        assert again.oom is None or again.oom["event"] > event
+
+    @pytest.mark.parametrize("name", ALL)
+    def test_freeing_what_is_named_works_too(self, name):
+        trace = recorded(name)
+        pool, event, stream, error = at_its_end(trace, int(0.9 * trace.peak_live_bytes), None)
+        with pool:
+            (remedy,) = [one for one in error.shortage.remedies if one.kind == "free"]
+            take(pool, remedy)
+            assert pool.allocate(int(trace.bytes[event]), stream)
+            pool.check()

@@ -1,0 +1,131 @@
+"""A moment of a recording: every block and segment that there was after one of its events."""
+
+import numpy as np
+
+from vpool.report import SEGMENT_DTYPE
+from vpool.snapshot import SNAPSHOT_DTYPE, Snapshot
+from vpool.trace import ALLOCATE
+
+__all__ = ["moment"]
+
+
+def moment(trace, event):
+    """The snapshot of a recorded pool after an event.
+
+    What no block covered counts as free, so what was pending does too.  Figures that a recording has nothing of,
+    as the limit and the device's memory, are those of a pool without bounds.
+
+    Parameters
+    ----------
+    trace : Trace
+        One with `details`: a recording, or loaded from the file of one.
+    event : int
+        Number of the event; -1 is before the first one.
+
+    Returns
+    -------
+    Snapshot
+        Streams are the trace's indices.
+
+    Raises
+    ------
+    ValueError
+        Where the trace has no details, or no such event.
+
+    Notes
+    -----
+    O(events).
+    """
+    details = trace.details
+    if details is None:
+        raise ValueError("only a recording has the addresses of its blocks")
+    if not -1 <= event < len(trace):
+        raise ValueError(f"no event {event} in a trace of {len(trace)}")
+    now = int(trace.t_us[event]) if event >= 0 else 0
+    births = _alive(trace, event)
+    live = np.zeros(len(births), SNAPSHOT_DTYPE)
+    live["address"], live["nbytes"] = details.address[births], details.allocated[births]
+    live["requested"], live["stream"] = trace.bytes[births], trace.stream[births]
+    live["tag"], live["site"] = details.tag[births], details.site[births]
+    live["state"], live["serial"] = "live", trace.number[births]
+    live["age_us"] = now - trace.t_us[births]
+    segments, reserved = _segments(details.segments, event)
+    blocks = _with_gaps(np.sort(live, order="address"), segments)
+    return Snapshot(_figures(trace, event, reserved), blocks, segments, details.sites, now / 1e6)
+
+
+def _alive(trace, event):
+    """The events that allocated what is live after an event."""
+    op, number = trace.op[: event + 1], trace.number[: event + 1]
+    birth = np.full(trace.allocations, -1, np.int64)
+    born = np.flatnonzero(op == ALLOCATE)
+    birth[number[born]] = born
+    birth[number[op != ALLOCATE]] = -1
+    return birth[birth >= 0]
+
+
+def _segments(moved, event):
+    """The segments after an event, by address, and the bytes that were reserved from one change to the next."""
+    there: dict[int, int] = {}
+    reserved = [0]
+    for at, address, nbytes in zip(*(column.tolist() for column in moved), strict=True):
+        # What came before an event was there after the one before it.
+        if at > event + 1:
+            break
+        if nbytes > 0:
+            there[address] = nbytes
+        else:
+            there.pop(address, None)
+        reserved.append(reserved[-1] + nbytes)
+    segments = np.zeros(len(there), SEGMENT_DTYPE)
+    segments["address"] = sorted(there)
+    segments["nbytes"] = [there[address] for address in sorted(there)]
+    return segments, reserved
+
+
+def _with_gaps(live, segments):
+    """Blocks that tile the segments: what is live, and what is free between."""
+    pieces = []
+    number = np.searchsorted(segments["address"], live["address"], side="right") - 1
+    for index, segment in enumerate(segments):
+        mine = live[number == index]
+        mine["segment"] = index
+        ends = np.concatenate((segment["address"][None], mine["address"] + mine["nbytes"]))
+        begins = np.concatenate((mine["address"], (segment["address"] + segment["nbytes"])[None]))
+        gaps = np.flatnonzero(begins > ends)
+        free = np.zeros(len(gaps), SNAPSHOT_DTYPE)
+        free["address"], free["nbytes"] = ends[gaps], begins[gaps] - ends[gaps]
+        free["state"], free["segment"], free["age_us"] = "free", index, -1
+        pieces.append(np.sort(np.concatenate((mine, free)), order="address"))
+    return np.concatenate(pieces) if pieces else np.zeros(0, SNAPSHOT_DTYPE)
+
+
+def _figures(trace, event, reserved):
+    """What a report needs beyond blocks."""
+    details = trace.details
+    signs = np.where(trace.op[: event + 1] == ALLOCATE, 1, -1)
+    allocated = np.cumsum(signs * details.allocated[: event + 1].astype(np.int64))
+    tags = {}
+    for index, name in enumerate(details.tags[1:], 1):
+        mine = np.cumsum((signs * details.allocated[: event + 1].astype(np.int64))[details.tag[: event + 1] == index])
+        tags[index] = {"tag": name, "peak_bytes": int(mine.max(initial=0)), "limit_bytes": None}
+    return {
+        "name": "recording",
+        "source": "recorded",
+        "device": 0,
+        "limit_bytes": 2**63 - 1,
+        "device_free_bytes": None,
+        "device_total_bytes": None,
+        "base_slack_bytes": 0,
+        "reserved_bytes": reserved[-1],
+        "peak_reserved_bytes": max(reserved),
+        "peak_allocated_bytes": int(allocated.max(initial=0)),
+        "peak_requested_bytes": int(trace.live_bytes[: event + 1].max(initial=0)),
+        "served_bytes": int(trace.bytes[: event + 1][signs > 0].sum(dtype=np.uint64)),
+        "missed_bytes": 0,
+        "source_calls": len(reserved) - 1,
+        "grows": True,
+        "core": None,
+        "tags": tags,
+        "pending": [],
+    }
