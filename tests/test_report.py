@@ -1,7 +1,9 @@
 """The report: its figures against states made by hand, and its forms."""
 
 import json
+import sys
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -114,7 +116,45 @@ class TestFigures:
 
     def test_tags(self, pool):
         pool.allocate(1000)
-        assert pool.inspect().tags == [{"tag": 0, "live_bytes": 1024}]
+        with vpool.tag("kv-cache"):
+            kept, dropped = pool.allocate(3000), pool.allocate(5000)
+        pool.deallocate(dropped)
+        pool.limit("kv-cache", MIB)
+        none, cache = pool.inspect().tags
+        figures = {"live_blocks": 1, "live_bytes": 1024, "requested_bytes": 1000}
+        assert none == {"tag": None, **figures, "peak_bytes": None, "limit_bytes": None}
+        figures = {"live_blocks": 1, "live_bytes": 3072, "requested_bytes": 3000}
+        assert cache == {"tag": "kv-cache", **figures, "peak_bytes": 3072 + 5120, "limit_bytes": MIB}
+        report = pool.inspect()
+        (row,) = report.blocks[report.blocks["address"] == kept]
+        assert report.tag_name(int(row["tag"])) == "kv-cache"
+
+    def test_pending_and_why(self, pool):
+        """What another stream may still use, and which one."""
+        blocks = [pool.allocate(MIB) for _ in range(3)]
+        pool.record_stream(blocks[0], 7)
+        pool.record_stream(blocks[1], 9)
+        for ptr in blocks:
+            pool.deallocate(ptr)
+        rows = {row["waits_for"]: row for row in pool.inspect().pending}
+        assert set(rows) == {7, 9}
+        assert all((row["blocks"], row["pending_bytes"]) == (1, MIB) for row in rows.values())
+        assert "stream 0x7" in rows[7]["reason"]
+        assert sum(row["pending_bytes"] for row in rows.values()) == pool.inspect().pending_bytes == 2 * MIB
+
+    def test_pending_in_quarantine(self):
+        with vpool.Pool(source="simulated", debug="quarantine") as pool:
+            pool.deallocate(pool.allocate(1000))
+            (row,) = pool.inspect().pending
+            assert (row["reason"], row["blocks"], row["pending_bytes"]) == ("in quarantine", 1, 1024)
+
+    def test_segment_rows(self, full):
+        (row,) = full.inspect().segment_rows
+        report = full.inspect()
+        assert (row["nbytes"], row["live_blocks"], row["stream"]) == (SEGMENT, 4, 0)
+        assert row["live_bytes"] == report.allocated_bytes
+        assert row["free_bytes"] == report.free_bytes
+        assert row["largest_free_bytes"] == report.largest_free_bytes
 
     def test_what_reuse_saves(self, pool):
         """Ten blocks one after the other in the memory of one."""
@@ -277,6 +317,130 @@ class TestAdvice:
         with simulated_pool(16 * MIB, initial=16 * MIB) as pool:
             pool.allocate(16 * MIB)
             assert "limit" in self.advice(pool)
+
+    def test_blocks_that_wait(self):
+        with simulated_pool(initial=16 * MIB) as pool:
+            ptr = pool.allocate(4 * MIB)
+            pool.record_stream(ptr, 7)
+            pool.deallocate(ptr)
+            assert "4.00 MiB are freed but wait" in self.advice(pool)
+            assert "stream 0x7" in self.advice(pool)
+
+    def test_segments_that_few_blocks_pin(self):
+        with simulated_pool(initial=16 * MIB) as pool:
+            small, rest = pool.allocate(1000), pool.allocate(16 * MIB - 1024)
+            pool.allocate(16 * MIB)
+            assert "kept for" not in self.advice(pool)
+            pool.deallocate(rest)
+            assert "1 segment is kept for 1 block of 1.00 KiB, and hold 16.0 MiB" in self.advice(pool)
+            pool.deallocate(small)
+            assert "kept for" not in self.advice(pool)
+
+    def test_segments_without_a_block(self):
+        with simulated_pool(initial=0) as pool:
+            pool.allocate(8 * MIB)
+            ptr = pool.allocate(8 * MIB)
+            pool.deallocate(ptr)
+            assert "trim() gives them back" in self.advice(pool)
+            assert pool.trim() == 8 * MIB
+            assert "trim() gives them back" not in self.advice(pool)
+
+    def test_many_source_calls(self):
+        with vpool.Pool(vpool.Dynamic(initial=0, growth="1MiB", limit=1.0), source="simulated") as pool:
+            for _ in range(40):
+                pool.allocate(MIB)
+            assert "The source was called 40 times" in self.advice(pool)
+            assert "40.0 MiB" in self.advice(pool)
+
+    def test_a_device_that_others_fill(self):
+        source = vpool.sources.Simulated(GIB)
+        with vpool.Pool(vpool.Dynamic(initial=MIB, limit=1.0), source=source) as other:
+            other.allocate(GIB - 16 * MIB)
+            with vpool.Pool(vpool.Dynamic(initial=MIB, limit=1.0), source=source) as pool:
+                pool.allocate(MIB)
+                assert "taken by others" in self.advice(pool)
+
+    def test_a_tag_near_its_limit(self):
+        with simulated_pool(initial=MIB) as pool:
+            pool.limit("activations", 100_000)
+            with vpool.tag("activations"):
+                pool.allocate(94_000)
+                assert "activations" not in self.advice(pool)
+                pool.allocate(2000)
+            assert "Tag 'activations' has 93.8 KiB of its limit of 97.7 KiB" in self.advice(pool)
+
+
+class TestSchema:
+    """What `to_json` writes is what the published schema says."""
+
+    @pytest.fixture
+    def validate(self):
+        schema = vpool.report.schema()
+        jsonschema.Draft202012Validator.check_schema(schema)
+        return jsonschema.Draft202012Validator(schema).validate
+
+    def test_of_pools(self, validate):
+        strategies = (
+            vpool.Dynamic(initial=MIB),
+            vpool.Fixed(16 * MIB),
+            vpool.Fixed(16 * MIB, block=MIB),
+            vpool.Hybrid(16 * MIB, block=[MIB, 2 * MIB]),
+        )
+        for strategy in strategies:
+            for debug in ((), ("quarantine", "sites")):
+                with vpool.Pool(strategy, source=vpool.sources.Simulated(GIB), debug=debug) as pool:
+                    validate(json.loads(pool.inspect().to_json()))
+                    pool.limit("some", GIB)
+                    with vpool.tag("some"):
+                        kept = pool.allocate(MIB, stream=7)
+                    pool.deallocate(pool.allocate(1000))
+                    pool.record_stream(kept, 9)
+                    pool.deallocate(kept)
+                    validate(json.loads(pool.inspect().to_json()))
+
+    def test_it_refuses_what_is_none(self, validate, pool):
+        for change in ({"reserved_bytes": -1}, {"name": None}, {"tags": [{}]}, {"more": 1}):
+            with pytest.raises(jsonschema.ValidationError):
+                validate({**pool.inspect().to_dict(), **change})
+
+
+class TestPlot:
+    """Drawings, by what stands in them."""
+
+    def test_map_and_sizes(self, full):
+        figure = full.inspect().plot()
+        titles = [axes.get_title() for axes in figure.axes]
+        assert titles == ["memory map", "free memory by the size of its pieces (2)"]
+        spans = {
+            tuple(round(edge, 6) for edge in path.get_extents().intervalx)
+            for collection in figure.axes[0].collections
+            for path in collection.get_paths()
+        }
+        report = full.inspect()
+        start = int(report.segment_table["address"][0])
+        for row in report.blocks:
+            begin = (int(row["address"]) - start) / MIB
+            assert (round(begin, 6), round(begin + int(row["nbytes"]) / MIB, 6)) in spans
+        heights = [bar.get_height() for bar in figure.axes[1].patches]
+        assert sum(heights) == pytest.approx(report.free_bytes / MIB)
+
+    def test_timeline(self, full):
+        with full.record() as recording:
+            full.deallocate(full.allocate(MIB))
+            recording.mark()
+        figure = full.inspect().plot(recording)
+        line = figure.axes[2].lines[0]
+        assert max(line.get_ydata()) == pytest.approx(recording.peak_live_bytes / MIB)
+        assert len(figure.axes[2].lines) == 2
+
+    def test_without_anything(self, pool, tmp_path):
+        pool.inspect().plot().savefig(tmp_path / "empty.png")
+        assert (tmp_path / "empty.png").stat().st_size > 1000
+
+    def test_matplotlib_may_be_missing(self, pool, monkeypatch):
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        with pytest.raises(vpool.Error, match=r"pip install vpool\[plot\]"):
+            pool.inspect().plot()
 
 
 @pytest.mark.usefixtures("no_default_pools")

@@ -69,8 +69,7 @@ def _segments(moved, event):
     there: dict[int, int] = {}
     reserved = [0]
     for at, address, nbytes in zip(*(column.tolist() for column in moved), strict=True):
-        # What came before an event was there after the one before it.
-        if at > event + 1:
+        if at > max(event, 0):
             break
         if nbytes > 0:
             there[address] = nbytes

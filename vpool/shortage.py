@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vpool.sizes import format_bytes
+from vpool.sizes import MAX_SIZE, format_bytes
 
 __all__ = ["Holder", "Remedy", "Shortage"]
 
@@ -135,7 +135,7 @@ class Shortage:
         need = self._need + report.base_slack_bytes
         limit = report.reserved_bytes + need
         if free is None or free >= need:
-            if limit <= report.limit_bytes:
+            if not report.limit_bytes < limit <= MAX_SIZE:
                 return None
             room = "" if free is None or free > _BOUNDLESS else f"; the device has {format_bytes(free)} free"
             text = f"raise the limit to {limit:,} bytes ({format_bytes(limit)}): pool.set_limit({limit}){room}"
@@ -244,6 +244,8 @@ def _window(mine, need, equal):
             return None
         one = fits[np.argmin(live[fits])]
         return mine[one : one + 1], int(live[one])
+    if need > sizes.sum():
+        return None
     ends = np.concatenate(([0], np.cumsum(sizes)))
     costs = np.concatenate(([0], np.cumsum(live)))
     last = np.searchsorted(ends, ends[:-1] + need)  # a window from block i ends before block last[i]

@@ -4,6 +4,7 @@ from libc.stdint cimport uint64_t
 from vpool._base.clock cimport now_ns
 from vpool._interface.events cimport copy_events
 from vpool._interface.lender cimport Lender
+from vpool._interface.snapshot cimport copy_records
 from vpool._management.journal cimport (
     EVENT_MARK,
     journal_close,
@@ -64,7 +65,8 @@ cdef class Recorder:
         tuple
             The records; the number of the first event that is still there, and an array of all from there on.
         """
-        records = self.pool.records()
+        # What waits in quarantine is live as far as events are concerned.
+        records = copy_records(self.pool.areas, self.pool.name)
         with nogil:
             journal_stop(&self.pool.areas.journal)
         noted_switch(self.pool.areas, False)
