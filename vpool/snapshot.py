@@ -124,7 +124,9 @@ class Snapshot:
         loaded = np.load(file, allow_pickle=False)
         if not isinstance(loaded, np.lib.npyio.NpzFile) or "kind" not in loaded or str(loaded["kind"]) != KIND:
             raise FormatError("no snapshot of a pool")
-        version = int(loaded["format_version"])
+        version = loaded["format_version"]
+        if version.shape or version.dtype.kind not in "iu" or version < 1:
+            raise FormatError(f"format version {version} is none")
         if version > FORMAT_VERSION:
             raise FormatError(f"format version {version}; this vpool reads snapshots up to version {FORMAT_VERSION}")
         segments = loaded["segments"]
@@ -135,8 +137,8 @@ class Snapshot:
             if column.dtype != SNAPSHOT_DTYPE[field] or column.shape != (count,):
                 raise FormatError(f"array block_{field} of {column.dtype} and shape {column.shape} does not fit")
             blocks[field] = column
-        if segments.dtype != SEGMENT_DTYPE or segments.ndim != 1:
-            raise FormatError(f"array segments of {segments.dtype} does not fit")
+        if segments.dtype != SEGMENT_DTYPE or segments.ndim != 1 or loaded["sites"].dtype.kind != "U":
+            raise FormatError("arrays of segments or sites that are none")
         sites = [str(site) for site in loaded["sites"]]
         if count and (int(blocks["segment"].max()) >= len(segments) or int(blocks["site"].max()) >= len(sites)):
             raise FormatError("a block names a segment or a site that is not there")
