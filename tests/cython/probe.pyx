@@ -32,6 +32,7 @@ from vpool._management.freelist cimport class_of, freelist_find, freelist_insert
 from vpool._management.hit cimport hit_put, hit_take
 from vpool._management.index cimport index_find, index_insert, index_remove
 from vpool._management.record cimport record_delete, record_new
+from vpool._management.state cimport lock_all, unlock_all
 
 CLASSES = <int> (ROWS * CLASSES_PER_ROW)
 
@@ -279,6 +280,15 @@ def compiled_calls(Pool pool not None, uint64_t nbytes, Py_ssize_t repeats):
             if areas_allocate(pool.areas, pool.default_arena, nbytes, &address):
                 served += areas_deallocate(pool.areas, pool.default_arena, address)
     return served
+
+
+def figures_under_locks(Pool pool not None):
+    """The cheap figures of a pool, read while this thread holds every lock that the pool has."""
+    lock_all(&pool.core.state)
+    try:
+        return pool.stats, pool.memory_info(), pool.ladder, pool.core_share
+    finally:
+        unlock_all(&pool.core.state)
 
 
 def read_atomically(unsigned long long value):

@@ -280,6 +280,18 @@ class TestCompiledCallers:
             assert pool.stats.frees == 400_000
             assert_whole(pool)
 
+    @pytest.mark.timeout(60)
+    def test_cheap_figures_take_no_lock(self, probe):
+        """They would wait for ever: locks are not recursive."""
+        with simulated_pool() as pool:
+            pool.allocate(1000)
+            pool.allocate(1000, stream=7)
+            stats, info, _, _ = probe.figures_under_locks(pool)
+            assert stats == pool.stats
+            assert info.reserved_bytes == stats.reserved_bytes
+            with pool.record(), pool.measure():
+                assert probe.figures_under_locks(pool)[0] == pool.stats
+
     def test_a_closed_or_exhausted_pool_gives_nothing(self, probe):
         with simulated_pool(MIB) as pool:
             assert probe.compiled_calls(pool, 2 * MIB, 3) == 0
