@@ -7,16 +7,17 @@ import numpy as np
 import pytest
 
 import vpool
-from tests.helpers.pools import GIB, KIB, MIB
+from tests.helpers.pools import KIB, MIB
 from tests.helpers.traces import recorded
 from vpool._interface.replay import Replayer
 
 THREADS = 16
+LIMIT = 768 * MIB  # about what is live at most
 STRATEGIES = {
-    "dynamic": vpool.Dynamic(initial=MIB, limit=1.0),
-    "adaptive": vpool.Dynamic(initial=MIB, limit=1.0, adaptive=True),
-    "hybrid": vpool.Hybrid(2 * GIB, block=[2 * MIB, 16 * MIB], dynamic=vpool.Dynamic(initial=MIB, limit=1.0)),
-    "slab": vpool.Hybrid(GIB, dynamic=vpool.Dynamic(initial=MIB, limit=1.0)),
+    "dynamic": vpool.Dynamic(initial=MIB, limit=LIMIT),
+    "adaptive": vpool.Dynamic(initial=MIB, limit=LIMIT, adaptive=True),
+    "hybrid": vpool.Hybrid(128 * MIB, block=[256 * KIB, 2 * MIB], dynamic=vpool.Dynamic(initial=MIB, limit=LIMIT)),
+    "slab": vpool.Hybrid(128 * MIB, dynamic=vpool.Dynamic(initial=MIB, limit=LIMIT)),
 }
 
 
@@ -80,12 +81,12 @@ class Work:
             self.failed.append(error)
 
     def compiled(self, number):
-        trace = recorded("two_streams")
+        trace = recorded("two_streams").scaled(64 * MIB)
         streams = {0: self.streams[number % 4], 1: self.streams[(number + 1) % 4]}
         with vpool.tag(f"compiled {number % 3}"):
             while not self.stop.is_set():
                 replayer = Replayer(self.pool, trace, streams)
-                replayer.run(0, 2000)
+                replayer.run(0, 300)
                 replayer.finish()
 
     def interpreted(self, number):
@@ -96,7 +97,10 @@ class Work:
                 stream = self.streams[nbytes % 4]
                 if len(live) > 20:
                     self.pool.deallocate(live.pop(nbytes % len(live)), stream if nbytes % 3 else None)
-                live.append(self.pool.allocate(nbytes % (100 * KIB) if nbytes % 5 else nbytes, stream))
+                try:
+                    live.append(self.pool.allocate(nbytes % (100 * KIB) if nbytes % 5 else nbytes, stream))
+                except vpool.OutOfMemoryError:
+                    continue
                 if nbytes % 7 == 0:
                     self.pool.record_stream(live[-1], self.streams[(nbytes + 1) % 4])
         for ptr in live:
@@ -104,7 +108,7 @@ class Work:
 
 
 def look(reports, strategy):
-    """Take so many reports of a pool at work; the longest pause in seconds, of the last blocks."""
+    """Take so many reports of a pool at work."""
     with vpool.Pool(STRATEGIES[strategy], source="simulated", debug=()) as pool:
         with Work(pool):
             while pool.stats.allocations < 10_000:
