@@ -17,11 +17,12 @@ class SegmentEvents(NamedTuple):
 
     Attributes
     ----------
-    event : array of int64
-        The event of the trace before which it was.
-    address : array of uint64
-    nbytes : array of int64
-        Positive for one that came, negative for one that went.
+    event : numpy.ndarray
+        The event of the trace before which it was, int64.
+    address : numpy.ndarray
+        uint64.
+    nbytes : numpy.ndarray
+        Positive for one that came, negative for one that went, int64.
     """
 
     event: np.ndarray
@@ -34,14 +35,14 @@ class Details(NamedTuple):
 
     Attributes
     ----------
-    address : array of uint64
-        Of the block.
-    allocated : array of uint64
-        Its bytes after rounding.
-    tag, site : array
+    address : numpy.ndarray
+        Of the block, uint64.
+    allocated : numpy.ndarray
+        Its bytes after rounding, uint64.
+    tag, site : numpy.ndarray
         Index into `tags` and `sites`; a free has its block's tag, and site 0.
-    thread : array of uint32
-        A number for each thread, from 1; 0 for blocks that were there before.
+    thread : numpy.ndarray
+        A number for each thread, from 1, uint32; 0 for blocks that were there before.
     tags, sites : list of str
         The first of each is empty: no tag, and no site that is known.
     segments : SegmentEvents

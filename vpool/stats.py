@@ -75,17 +75,17 @@ class MemoryInfo:
 
     @property
     def growth_bytes(self):
-        """What the pool may still take from its source: the rest of its limit, or of the device."""
+        """What the pool may still take from its source, which its limit and the device bound."""
         if not self.grows:
             return 0
         return max(0, min(self.limit_bytes - self.reserved_bytes, self.device_free_bytes))
 
     @property
     def available_bytes(self):
-        """What allocations could get in all: what is reusable or pending, and growth."""
+        """What allocations could get in all, as reusable, pending and by growth."""
         return self.reusable_bytes + self.pending_bytes + self.growth_bytes
 
     @property
     def others_bytes(self):
-        """What is taken on the device and not held by this pool: other pools, programs, and CUDA itself."""
+        """What other pools, programs and CUDA itself have of the device."""
         return max(0, self.device_total_bytes - self.device_free_bytes - self.reserved_bytes)
