@@ -100,5 +100,6 @@ class Details(NamedTuple):
             if len(taken[name]) and int(taken[name].max()) >= len(taken[names]):
                 raise FormatError(f"array {name} names more than the {len(taken[names])} {names} that there are")
         segments = SegmentEvents(*(taken.pop(name) for name in _SEGMENT_ARRAYS))
-        texts = {name: [str(text) for text in taken.pop(name)] for name in ("tags", "sites")}
-        return cls(**taken, **texts, segments=segments)
+        for name in ("tags", "sites"):
+            taken[name] = [str(text) for text in taken[name]]
+        return cls(**taken, segments=segments)

@@ -27,8 +27,9 @@ class Measure:
     def __init__(self, measures):
         self._measures = measures
         self._peaks = [0, 0, 0]
-        self._before = self._after = None
-        self._began = self._ended = None
+        self._before: tuple[int, int] | None = None
+        self._after: tuple[int, int] | None = None
+        self._began = self._ended = 0.0
 
     def __enter__(self):
         if self._before is not None:
@@ -38,17 +39,19 @@ class Measure:
         return self
 
     def __exit__(self, *exc_info):
-        self._after = self._measures.end(self)
         self._ended = time.perf_counter()
+        self._after = self._measures.end(self)
 
     def note(self, peaks):
         """Take in the highest values of a part of the block."""
         self._peaks = [max(pair) for pair in zip(self._peaks, peaks, strict=True)]
 
     def _now(self):
+        """Peaks, and how many allocations and frees there were."""
         if self._before is None:
             raise RuntimeError("nothing was measured yet")
-        return self._measures.look(self) if self._after is None else (self._peaks, self._after)
+        peaks, counts = self._measures.look(self) if self._after is None else (self._peaks, self._after)
+        return peaks, [now - before for now, before in zip(counts, self._before, strict=True)]
 
     @property
     def peak_allocated_bytes(self):
@@ -64,16 +67,16 @@ class Measure:
 
     @property
     def allocations(self):
-        return self._now()[1][0] - self._before[0]
+        return self._now()[1][0]
 
     @property
     def frees(self):
-        return self._now()[1][1] - self._before[1]
+        return self._now()[1][1]
 
     @property
     def seconds(self):
         self._now()
-        return (time.perf_counter() if self._ended is None else self._ended) - self._began
+        return (time.perf_counter() if self._after is None else self._ended) - self._began
 
     def __repr__(self):
         if self._before is None:
@@ -99,7 +102,7 @@ class Measures:
 
     def __init__(self, gauge):
         self._gauge = gauge
-        self._open = []
+        self._open: list[Measure] = []
         self._floor = (0, 0, 0)  # the pool's peaks before this part, while a measure is open
         # Re-entrant: a collection inside may run a finaliser that measures.
         self._changing = threading.RLock()

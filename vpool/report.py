@@ -223,8 +223,7 @@ class Report:
         ]
 
         def sums(part, weights=None):
-            counted = np.bincount(number[part], weights, len(rows)) if len(rows) else []
-            return [int(value) for value in counted]
+            return np.bincount(number[part], weights, len(rows)).astype(np.int64).tolist() if rows else []
 
         states = self.blocks["state"]
         columns = {"live_blocks": sums(states == "live")}

@@ -224,7 +224,7 @@ def _sums(keys, nbytes):
     """For each key the number of blocks and their bytes."""
     values, index = np.unique(keys, return_inverse=True)
     blocks = np.bincount(index, minlength=len(values))
-    sums = np.bincount(index, nbytes.astype(float), len(values)) if len(values) else []
+    sums = np.bincount(index, nbytes.astype(float), len(values)).tolist() if len(values) else []
     return [
         (value, count, int(total)) for value, count, total in zip(values.tolist(), blocks.tolist(), sums, strict=True)
     ]

@@ -18,6 +18,8 @@ __all__ = ["FORMAT_VERSION", "SNAPSHOT_DTYPE", "Snapshot", "SnapshotDiff"]
 FORMAT_VERSION = 1
 KIND = "vpool snapshot"
 SNAPSHOT_DTYPE = np.dtype([*BLOCK_DTYPE.descr, ("site", np.uint32), ("age_us", np.int64), ("serial", np.uint64)])
+_FIELDS = SNAPSHOT_DTYPE.names or ()
+_BLOCK_FIELDS = BLOCK_DTYPE.names or ()
 
 # Of a pool's figures, what only this process understands.
 _PRIVATE = ("serials", "slots", "noted", "fixed_noted")
@@ -58,7 +60,7 @@ class Snapshot:
         """Of a pool's records now; `origins` has sites, and the index of one and the age of each block."""
         sites, site, age_us = origins
         rows = np.empty(len(blocks), SNAPSHOT_DTYPE)
-        for field in BLOCK_DTYPE.names:
+        for field in _BLOCK_FIELDS:
             rows[field] = blocks[field]
         rows["site"], rows["age_us"], rows["serial"] = site, age_us, figures["serials"]
         kept = {name: value for name, value in figures.items() if name not in _PRIVATE}
@@ -67,7 +69,7 @@ class Snapshot:
     @property
     def report(self):
         blocks = np.empty(len(self.blocks), BLOCK_DTYPE)
-        for field in BLOCK_DTYPE.names:
+        for field in _BLOCK_FIELDS:
             blocks[field] = self.blocks[field]
         return Report(self._figures, blocks, self.segments)
 
@@ -95,7 +97,7 @@ class Snapshot:
             figures=json.dumps(self._figures),
             sites=np.array(self.sites, str),
             segments=self.segments,
-            **{f"block_{field}": self.blocks[field] for field in SNAPSHOT_DTYPE.names},
+            **{f"block_{field}": self.blocks[field] for field in _FIELDS},
         )
         Path(path).write_bytes(archive.getbuffer())
 
@@ -130,7 +132,7 @@ class Snapshot:
         if version > FORMAT_VERSION:
             raise FormatError(f"format version {version}; this vpool reads snapshots up to version {FORMAT_VERSION}")
         segments = loaded["segments"]
-        columns = {field: loaded[f"block_{field}"] for field in SNAPSHOT_DTYPE.names}
+        columns = {field: loaded[f"block_{field}"] for field in _FIELDS}
         count = len(columns["address"])
         blocks = np.empty(count, SNAPSHOT_DTYPE)
         for field, column in columns.items():
