@@ -34,6 +34,7 @@ MODULES = {
         "captures",
         "streams",
         "access",
+        "ledger",
         "pressure",
         "lender",
         "buffer",

@@ -1,6 +1,5 @@
 """The way of a block out of a pool and back, as pools and buffers share it."""
 import logging
-import sys
 import threading
 import weakref
 
@@ -22,7 +21,7 @@ from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK
 
 from vpool._storage.fork import PerProcess
 from vpool.debugging import NotLive
-from vpool.errors import ClosedPoolError, SourceError
+from vpool.errors import ClosedPoolError, ForkedProcessError, SourceError
 from vpool.leaks import UNKNOWN_SITE, Leaks
 
 cdef enum:
@@ -136,7 +135,7 @@ cdef class Lender:
         self.areas.watcher_lends = _lend_to_compiled
         self.areas.watcher_takes = _take_from_compiled
         self.core.state.word |= STATE_DEBUG
-        self.pressure.add(debugger.release_all, sys.maxsize)
+        self.pressure.quarantine = debugger.release_all
         return 0
 
     def __dealloc__(self):
@@ -160,6 +159,8 @@ cdef class Lender:
         cdef int status
         try:
             return self.streams.slot_of(stream)
+        except ForkedProcessError:                # the stream's own code forked: the caller looks, and frees nothing
+            return gone
         except SourceError:
             # Its work is perhaps not complete: wait for the device.
             with nogil:
@@ -179,6 +180,8 @@ cdef class Lender:
             return True
         if address:
             slot = NO_SLOT if stream is None else self.freeing_slot(stream, NO_SLOT)
+            if self.core.state.word & STATE_FORKED:
+                return True
             try:
                 error = self.debugger.free(address, None if slot == NO_SLOT else slot)
             except NotLive:
@@ -192,6 +195,8 @@ cdef class Lender:
         """Free a block that is not at hand in the default stream's arena."""
         cdef int slot = 0 if stream is None else self.freeing_slot(stream, NO_SLOT)
         cdef bint found
+        if self.core.state.word & STATE_FORKED:
+            return 0
         if slot == NO_SLOT:
             stream = None
             slot = 0
