@@ -21,10 +21,12 @@ from vpool.errors import (
     SourceError,
 )
 from vpool.policy import Policy
+from vpool.recommendation import Recommendation
 from vpool.replay import ReplayResult, replay
 from vpool.report import Report
 from vpool.strategies import Dynamic, Fixed, Hybrid
 from vpool.trace import Trace
+from vpool.tuning import tune
 from vpool.version import __version__
 
 __all__ = [
@@ -45,6 +47,7 @@ __all__ = [
     "PatternError",
     "Policy",
     "Pool",
+    "Recommendation",
     "ReplayResult",
     "Report",
     "SourceError",
@@ -62,6 +65,7 @@ __all__ = [
     "set_default_pool",
     "sources",
     "stream",
+    "tune",
 ]
 
 
