@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vpool.policy import Policy
 from vpool.recommendation import Expected, Recommendation
-from vpool.search import BATCH, Point, Space, search
+from vpool.search import Point, Space, search
 from vpool.sizes import format_bytes, parse_size
 from vpool.trace import Trace
 from vpool.trials import Study, Workload, halves, on_threads
@@ -20,10 +20,13 @@ OBJECTIVES = ("reserved", "calls", "fits", "mix")
 TRIALS = 3000
 # Of the trials, for the first halves alone: what they choose is then tried on the second halves.
 _HELD_OUT = 1 / 3
-# Values that differ by less are equal: then what generalises best is chosen, and of such what calls the source least.
-_SAME = 0.005
-_FINALISTS = 2 * BATCH
+# Of what costs so little more than the best, that is chosen which is best where it is worst, on halves too; within
+# the second bound only where all within the first cost more than the default somewhere.
+_NEAR = (0.005, 0.008)
+_FINALISTS = 64
 _PARETO = 24
+_WHOLE, _FIRST, _SECOND = "whole", "first half", "second half"
+_HALVES = {_WHOLE: (_FIRST, _SECOND), _FIRST: ("first quarter", "second quarter")}
 
 
 def tune(
@@ -68,8 +71,9 @@ def tune(
     maintain : bool
         Call `Pool.maintain` before each event, and search the watermark as well.
     holdout : bool
-        Spend a third of the trials on the first half of each trace's steps, and leave out kinds of policies that,
-        chosen there, run out of memory on the second half or are worse than the default.
+        Check that the choice generalises: spend a third of the trials on the first half of each trace's steps, try
+        what is chosen there on the second half, and leave out kinds of policies that run out of memory on it.  Of
+        policies that are as good as the best, choose what is best where it is worst, each half alone included.
     study : path, optional
         A file that keeps what was measured: a run that was interrupted goes on from it.
     scheduler : str or distributed.Client, optional
@@ -98,14 +102,22 @@ def tune(
     trials, passes = _count(trials, "trials"), _count(passes, "passes")
     workers = None if workers is None else _count(workers, "workers")
     seed = operator.index(seed)
-    workloads = {"whole": Workload(traces, goal.capacity, passes, maintain)}
-    parts = {name: halves(trace) for name, trace in traces.items()} if holdout else {}
-    if parts and all(parts.values()):
-        for place, half in enumerate(("first", "second")):
-            cut = {name: pair[place] for name, pair in parts.items()}
-            workloads[half] = Workload(cut, goal.capacity, passes, maintain)
+    workloads = {
+        name: Workload(part, goal.capacity, passes, maintain) for name, part in _parts(traces, holdout).items()
+    }
     with Study(workloads, study) as kept, _evaluator(scheduler, workers, workloads) as evaluate:
         return _Tuning(workloads, kept, evaluate, goal, trials, seed, progress).recommendation()
+
+
+def _parts(traces, holdout):
+    """The traces, their halves, and the halves of the first ones, as far as there are such."""
+    parts = {_WHOLE: traces}
+    for name in (_WHOLE, _FIRST) if holdout else ():
+        cut = {title: halves(trace) for title, trace in parts.get(name, {}).items()}
+        if cut and all(cut.values()):
+            for half, place in zip(_HALVES[name], (0, 1), strict=True):
+                parts[half] = {title: pair[place] for title, pair in cut.items()}
+    return parts
 
 
 @contextlib.contextmanager
@@ -168,6 +180,15 @@ class _Goal:
             return reserved + figures.source_calls * self.call_bytes / live, figures.source_calls
         return figures.source_calls, reserved
 
+    def costs(self, workload, figures):
+        """The costs of each trace."""
+        return [self.cost(one, live) for one, live in zip(figures, workload.peaks, strict=True)]
+
+    def excess(self, workload, figures, default):
+        """By how much a policy costs more than the default where it does most, as a share; 0 for nowhere."""
+        pairs = zip(self.costs(workload, figures), self.costs(workload, default), default, strict=True)
+        return max([0.0, *(cost[0] / bound[0] - 1 for cost, bound, one in pairs if one.completes)])
+
     def value(self, workload, default):
         """A function from the figures of all traces to what is ordered, given those of the default policy.
 
@@ -178,25 +199,26 @@ class _Goal:
         def value(figures):
             if not all(one.completes for one in figures):
                 return (2, -sum(one.served / of for one, of in zip(figures, workload.events, strict=True)), 0)
-            costs = [self.cost(one, live) for one, live in zip(figures, workload.peaks, strict=True)]
-            bounds = [self.cost(one, live) for one, live in zip(default, workload.peaks, strict=True)]
-            worse = [
-                cost[0] / bound[0]
-                for cost, bound, one in zip(costs, bounds, default, strict=True)
-                if one.completes and cost[0] > bound[0]
-            ]
-            means = [math.exp(sum(math.log(max(one, 1e-9)) for one in column) / len(costs)) for column in zip(*costs)]  # noqa: B905
-            return (1, max(worse), *means) if worse else (0, *means)
+            means = [_mean(column) for column in zip(*self.costs(workload, figures), strict=True)]
+            excess = self.excess(workload, figures, default)
+            return (1, excess, *means) if excess else (0, *means)
 
         return value
 
-    def near(self, value, best):
+    def near(self, value, best, within):
         """Whether a value is as good as the best."""
-        if value[:-2] != best[:-2] or value[0] == 2:
+        if value[0] == 2 or value[:-2] != best[:-2]:
             return value == best
-        return value[-2] <= best[-2] * (1 + _SAME) and (
-            self.objective in ("reserved", "mix") or value[-1] <= best[-1] * (1 + _SAME)
-        )
+        if self.objective in ("reserved", "mix"):
+            return value[-2] <= best[-2] * (1 + within)
+        return value[-2] == best[-2] and value[-1] <= best[-1] * (1 + within)
+
+
+def _mean(values):
+    """The geometric mean of ratios, the sum of counts."""
+    if all(isinstance(one, int) for one in values):
+        return sum(values)
+    return math.exp(sum(map(math.log, values)) / len(values))
 
 
 class _Tuning:
@@ -213,27 +235,25 @@ class _Tuning:
         self.done = 0
 
     def recommendation(self):
-        held, refused = self._held_out() if "second" in self.workloads else (None, {})
-        space = Space(self.workloads["whole"])
+        held, refused = self._held_out() if _SECOND in self.workloads else (None, {})
+        space = Space(self.workloads[_WHOLE])
         ranked = self._search(
-            "whole", space, self.trials - self.done, lambda point: _is_default(point) or point.family not in refused
+            _WHOLE, space, self.trials - self.done, lambda point: _is_default(point) or point.family not in refused
         )
-        value, point, figures = self._chosen(space, ranked)
+        value, point, figures = self._chosen(_WHOLE, space, ranked)
         if value[0] == 2:
             raise ValueError(self._nothing_fits(figures))
-        policy = space.policy(point)
-        default = self._default("whole")
         return Recommendation(
-            policy=policy,
+            policy=space.policy(point),
             objective=self.goal.objective,
             capacity=self.goal.capacity,
             seed=self.seed,
             trials=len(ranked) + self.done,
-            expected=self._expected("whole", figures, default),
+            expected=self._expected(_WHOLE, figures, self._default(_WHOLE)),
             holdout=held,
             refused=refused,
             sensitivity=self._sensitivity(space, point),
-            pareto=_pareto(space, ranked, self.workloads["whole"]),
+            pareto=_pareto(space, ranked, self.workloads[_WHOLE]),
         )
 
     def _default(self, name):
@@ -254,53 +274,58 @@ class _Tuning:
 
     def _held_out(self):
         """What the first halves choose, on the second halves; and why kinds are left out."""
-        space = Space(self.workloads["first"])
-        trials = max(1, int(self.trials * _HELD_OUT))
-        ranked = self._search("first", space, trials)
+        space = Space(self.workloads[_FIRST])
+        ranked = self._search(_FIRST, space, max(1, int(self.trials * _HELD_OUT)))
         self.done += len(ranked)
-        best = {}
-        for one in ranked:
-            best.setdefault(one[1].family, one)
-        default = self._default("second")
-        value = self.goal.value(self.workloads["second"], default)
+        default = self._default(_SECOND)
+        best: dict[str, Point] = {}
+        for _, point, _ in ranked:
+            best.setdefault(point.family, point)
         refused = {}
-        figures = self._measure("second", [space.policy(point) for _, point, _ in best.values()])
-        for family, one in zip(best, figures, strict=True):
-            verdict = value(one)
-            if verdict[0] == 2:
-                refused[family] = "chosen on the first half of the steps, it runs out of memory on the second"
-            elif verdict[0] == 1:
-                refused[family] = (
-                    "chosen on the first half of the steps, it costs "
-                    f"{verdict[1] - 1:.1%} more than the default on the second"
-                )
-        fit = [one for one in ranked if one[1].family not in refused] or ranked[:1]
-        _, point, _ = self._chosen(space, fit, ("first",))
-        held = self._measure("second", [space.policy(point)])[0]
-        return self._expected("second", held, default), refused
+        tried = self._measure(_SECOND, [space.policy(point) for point in best.values()])
+        for family, figures in zip(best, tried, strict=True):
+            if any(other.completes and not one.completes for one, other in zip(figures, default, strict=True)):
+                refused[family] = "the best on the first half of the steps runs out of memory on the second"
+        fit = [one for one in ranked if one[1].family not in refused] or ranked
+        point = self._chosen(_FIRST, space, fit)[1]
+        held = self._measure(_SECOND, [space.policy(point)])[0]
+        return self._expected(_SECOND, held, default), refused
 
-    def _chosen(self, space, ranked, names=None):
-        """Of those that are as good as the best the one that is best where it is worst, on halves too."""
+    def _chosen(self, name, space, ranked):
+        """Of those that are as good as the best, that which is best where it is worst."""
         best = ranked[0][0]
-        near = [one for one in ranked if self.goal.near(one[0], best)]
-        # Half of them by value, and half by what they ask of the source.
-        by_calls = sorted(near, key=lambda one: sum(figures.source_calls for figures in one[2]))
-        near = list(dict.fromkeys([*near[: _FINALISTS // 2], *by_calls[: _FINALISTS // 2]]))
-        if len(near) == 1 or best[0] == 2:
-            return ranked[0]
-        policies = [space.policy(point) for _, point, _ in near]
-        worst = [0.0] * len(near)
-        for name in names or self.workloads:
-            workload = self.workloads[name]
-            for place, figures in enumerate(self._measure(name, policies)):
-                for one, live in zip(figures, workload.peaks, strict=True):
-                    cost = one.reserved_bytes / live if one.completes else math.inf
-                    worst[place] = max(worst[place], cost)
-        keys = [
-            (round(worst[place], 2), sum(figures.source_calls for figures in one[2]), one[0])
-            for place, one in enumerate(near)
-        ]
-        return near[keys.index(min(keys))]
+        for within in _NEAR:
+            near = self._finalists([one for one in ranked if self.goal.near(one[0], best, within)])
+            robust = self._robustness(name, [space.policy(point) for _, point, _ in near])
+            keys = [(*bad, _calls(one[2]), one[0]) for bad, one in zip(robust, near, strict=True)]
+            chosen = min(keys)
+            if chosen[0] == 0:
+                break
+        return near[keys.index(chosen)]
+
+    @staticmethod
+    def _finalists(near):
+        """Not all, if there are many: the best, those that call the source least, and those that commit to least."""
+        by_calls = sorted(near, key=lambda one: _calls(one[2]))
+        by_size = sorted(near, key=lambda one: one[1].initial + one[1].core)
+        third = _FINALISTS // 3
+        return list(dict.fromkeys([*near[:third], *by_calls[:third], *by_size[:third]]))
+
+    def _robustness(self, name, policies):
+        """Of each policy, on a part and its halves: the most it costs beyond the default, and reserves beyond what is
+        live.  To 1 %, since less is chance."""
+        names = [part for part in (name, *_HALVES[name]) if part in self.workloads]
+        bad = [(0.0, 0.0)] * len(policies)
+        for part in names:
+            workload, default = self.workloads[part], self._default(part)
+            for place, figures in enumerate(self._measure(part, policies)):
+                if all(one.completes for one in figures):
+                    ratio = max(one.reserved_bytes / live for one, live in zip(figures, workload.peaks, strict=True))
+                    excess = self.goal.excess(workload, figures, default)
+                else:
+                    ratio = excess = math.inf
+                bad[place] = (max(bad[place][0], round(excess, 2)), max(bad[place][1], round(ratio, 2)))
+        return bad
 
     def _expected(self, name, figures, default):
         traces = self.workloads[name].traces
@@ -322,10 +347,10 @@ class _Tuning:
     def _sensitivity(self, space, point):
         """What each knob does while the others stay."""
         rows = []
-        workload = self.workloads["whole"]
+        workload = self.workloads[_WHOLE]
         for knob in space.knobs(point):
             values = space.values(point, knob)
-            figures = self._measure("whole", [space.policy(replace(point, **{knob: value})) for value in values])
+            figures = self._measure(_WHOLE, [space.policy(replace(point, **{knob: value})) for value in values])
             for value, own in zip(values, figures, strict=True):
                 complete = all(one.completes for one in own)
                 rows.append(
@@ -334,13 +359,13 @@ class _Tuning:
                         "value": value,
                         "chosen": value == getattr(point, knob),
                         "reserved_over_live": _mean_ratio(own, workload) if complete else None,
-                        "source_calls": sum(one.source_calls for one in own) if complete else None,
+                        "source_calls": _calls(own) if complete else None,
                     }
                 )
         return rows
 
     def _nothing_fits(self, figures):
-        traces = self.workloads["whole"].traces
+        traces = self.workloads[_WHOLE].traces
         name, trace, one = next(
             (name, trace, one) for (name, trace), one in zip(traces.items(), figures, strict=True) if not one.completes
         )
@@ -351,19 +376,22 @@ class _Tuning:
         )
 
 
+def _calls(figures):
+    return sum(one.source_calls for one in figures)
+
+
 def _is_default(point):
     return point == Point("dynamic", 256 << 20, 1.5)
 
 
 def _mean_ratio(figures, workload):
-    logs = [math.log(one.reserved_bytes / live) for one, live in zip(figures, workload.peaks, strict=True)]
-    return math.exp(sum(logs) / len(logs))
+    return _mean([one.reserved_bytes / live for one, live in zip(figures, workload.peaks, strict=True)])
 
 
 def _pareto(space, ranked, workload):
     """Of all that completes: what nothing beats both in reserved and in source calls, the least reserved first."""
     points = [
-        (_mean_ratio(figures, workload), sum(one.source_calls for one in figures), number)
+        (_mean_ratio(figures, workload), _calls(figures), number)
         for number, (_, _, figures) in enumerate(ranked)
         if all(one.completes for one in figures)
     ]
