@@ -75,7 +75,7 @@ def _client(stack, scheduler, workers):
         raise TypeError(f"scheduler must be an address or a distributed.Client, not {type(scheduler).__name__}")
     try:
         if scheduler == "local":
-            cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=None)
+            cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0")
             scheduler = stack.enter_context(cluster)
         return stack.enter_context(Client(scheduler, timeout=_CONNECT, set_as_default=False))
     except (OSError, ValueError) as reason:

@@ -152,7 +152,7 @@ class Recommendation:
             rows.append(
                 (
                     knob,
-                    knob_text(knob, chosen),
+                    _knob_text(knob, chosen),
                     _span(f"{min(ratios):.4f}", f"{max(ratios):.4f}"),
                     _span(f"{min(calls):,}", f"{max(calls):,}"),
                     f"{failed} of {len(own)}" if failed else "-",
@@ -172,9 +172,10 @@ class Recommendation:
 
         knobs = list(dict.fromkeys(row["knob"] for row in self.sensitivity))
         figure = Figure(layout="constrained", figsize=(10.0, 3.0 + 2.2 * -(-len(knobs) // 3)))
-        front, below = figure.subfigures(2, 1, height_ratios=(1.2, max(1, -(-len(knobs) // 3))))
-        self._draw_front(front.add_subplot())
-        grid = below.subplots(-(-len(knobs) // 3), 3, squeeze=False).flat
+        rows = -(-len(knobs) // 3)
+        parts = figure.add_gridspec(2, 1, height_ratios=(1.2, rows))
+        self._draw_front(figure.add_subfigure(parts[0]).add_subplot())
+        grid = figure.add_subfigure(parts[1]).subplots(rows, 3, squeeze=False).flat
         for knob, axes in zip(knobs, grid, strict=False):
             self._draw_knob(axes, knob)
         for axes in list(grid)[len(knobs) :]:
@@ -200,7 +201,7 @@ class Recommendation:
         axes.plot(range(len(own)), [row["reserved_over_live"] for row in own], ".-")
         marked = [place for place, row in enumerate(own) if row["chosen"]]
         axes.plot(marked, [own[place]["reserved_over_live"] for place in marked], "k*")
-        axes.set_xticks(range(len(own)), [knob_text(knob, row["value"]) for row in own], rotation=60, fontsize=6)
+        axes.set_xticks(range(len(own)), [_knob_text(knob, row["value"]) for row in own], rotation=60, fontsize=6)
         axes.set_title(knob, fontsize="small")
 
 
@@ -229,7 +230,7 @@ def _span(least, most):
     return least if least == most else f"{least} to {most}"
 
 
-def knob_text(knob, value):
+def _knob_text(knob, value):
     """A value of a knob as text."""
     if isinstance(value, bool):
         return "yes" if value else "no"

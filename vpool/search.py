@@ -8,7 +8,7 @@ import numpy as np
 from vpool.policy import Policy
 from vpool.sizes import MAX_SIZE
 from vpool.sizing import block_lists, smallest_slab
-from vpool.strategies import GRANULE, Dynamic, Fixed, Hybrid
+from vpool.strategies import GRANULE, Dynamic, Fixed, Hybrid, Strategy
 from vpool.trace import ALLOCATE
 
 __all__ = ["KNOBS", "Point", "Space", "search"]
@@ -93,15 +93,15 @@ class Space:
 
     def policy(self, point):
         """The policy that a point is."""
+        strategy: Strategy
         if point.kind == "fixed":
             strategy = Fixed(max(GRANULE, point.initial), point.blocks or None)
         else:
-            strategy = Dynamic(point.initial, point.growth, adaptive=point.adaptive)
+            strategy = dynamic = Dynamic(point.initial, point.growth, adaptive=point.adaptive)
         if point.kind == "hybrid":
             band = {} if not point.cut else {"smallest" if point.large else "largest": point.cut}
-            strategy = Hybrid(
-                max(GRANULE, point.core), point.blocks or None, point.watermark, dynamic=strategy, headroom=0, **band
-            )
+            core = max(GRANULE, point.core)
+            strategy = Hybrid(core, point.blocks or None, point.watermark, dynamic=dynamic, headroom=0, **band)
         if self.capacity is not None:
             strategy = strategy.within(self.capacity)
         return Policy(strategy, point.rounding, point.remainder)
@@ -131,11 +131,12 @@ class Space:
         """One segment for all, and equal blocks, of the sizes that the traces need."""
         traces = self.workload.traces.values()
         slab = self._fit(max(smallest_slab(trace, passes=self.workload.passes) for trace in traces) + self.unit - 1)
-        points = [Point("fixed", slab), Point("dynamic", slab, self._step(self.peak >> _STEPS[0]))]
+        # Of equals the first is chosen: one that can grow.
+        points = [Point("dynamic", slab, self._step(self.peak >> _STEPS[0])), Point("fixed", slab)]
         for core, blocks in block_lists(list(traces)):
             if self.capacity is None or core <= self.capacity:
-                points.append(Point("fixed", core, blocks=blocks))
                 points.append(Point("hybrid", 0, self._step(self.peak >> _STEPS[0]), core=core, blocks=blocks))
+                points.append(Point("fixed", core, blocks=blocks))
         return points
 
     def values(self, point, knob):
@@ -226,10 +227,10 @@ def search(space, measure, value, trials, seed=0, allowed=lambda point: True, pr
     earlier batches decide the next one, never the time they took, so a seed has one outcome.
     """
     rng = random.Random(seed)
-    tried = {}
+    tried: dict[Policy, tuple] = {}
 
     def attempt(points):
-        policies = {}
+        policies: dict[Policy, Point] = {}
         for point in points:
             policies.setdefault(space.policy(point), point)
         fresh = {policy: point for policy, point in policies.items() if policy not in tried}

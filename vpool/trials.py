@@ -155,7 +155,7 @@ class Study:
 
     def __init__(self, workloads, path=None):
         self.workloads = workloads
-        self.figures = {name: {} for name in workloads}
+        self.figures: dict[str, dict[str, tuple]] = {name: {} for name in workloads}
         self.file = None
         if path is not None:
             self._open(path)
@@ -229,10 +229,10 @@ class Study:
 
 
 def _figures(values):
-    *counts, completes = values
-    if not all(type(count) is int for count in counts) or type(completes) is not bool:
+    figures = Figures(*values)
+    if [type(one) for one in figures] != [int, int, int, int, bool]:
         raise ValueError(values)
-    return Figures(*counts, completes)
+    return figures
 
 
 def _check_header(record, header):

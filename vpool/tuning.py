@@ -235,7 +235,8 @@ class _Tuning:
         self.done = 0
 
     def recommendation(self):
-        held, refused = self._held_out() if _SECOND in self.workloads else (None, {})
+        held_out = int(self.trials * _HELD_OUT) if _SECOND in self.workloads else 0
+        held, refused = self._held_out(held_out) if held_out else (None, {})
         space = Space(self.workloads[_WHOLE])
         ranked = self._search(
             _WHOLE, space, self.trials - self.done, lambda point: _is_default(point) or point.family not in refused
@@ -272,10 +273,10 @@ class _Tuning:
 
         return search(space, lambda policies: self._measure(name, policies), value, trials, self.seed, allowed, show)
 
-    def _held_out(self):
+    def _held_out(self, trials):
         """What the first halves choose, on the second halves; and why kinds are left out."""
         space = Space(self.workloads[_FIRST])
-        ranked = self._search(_FIRST, space, max(1, int(self.trials * _HELD_OUT)))
+        ranked = self._search(_FIRST, space, trials)
         self.done += len(ranked)
         default = self._default(_SECOND)
         best: dict[str, Point] = {}
@@ -395,7 +396,7 @@ def _pareto(space, ranked, workload):
         for number, (_, _, figures) in enumerate(ranked)
         if all(one.completes for one in figures)
     ]
-    front = []
+    front: list[tuple] = []
     for ratio, calls, number in sorted(points):
         if not front or calls < front[-1][1]:
             front.append((ratio, calls, number))

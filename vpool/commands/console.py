@@ -51,7 +51,7 @@ def show_tables(tables):
 
         drawn = Table(title=title, title_justify="left")
         for number, name in enumerate(header):
-            drawn.add_column(name, justify="right" if number else "left")
+            drawn.add_column(name, justify="right" if number else "left", no_wrap=not number)
         for row in rows:
             drawn.add_row(*row)
         console.print(drawn)
