@@ -1,10 +1,14 @@
 """The best policies of an exhaustive grid, which `vpool.tune` is measured against.
 
     python -m tests.tune_grid [TRACE...]
+    python -m tests.tune_grid --table [TRACE...]
 
 replays each recorded trace (or those named) once by every policy of the grid below, some 14,000, and writes the best of
 each kind into `tests/data/tune_grid.json`.  It takes about half an hour on one core.  Run it anew when the allocator's
 figures change: the tests compare the figures of the best policies with the file.
+
+The second form prints the rows of the table in `docs/tune.rst`: what `vpool.tune` makes of the same traces, and what it
+makes of their second halves having seen the first.
 
 The grid knows nothing of the search: its values are evenly spaced, where those of the search follow what it found.
 """
@@ -18,9 +22,10 @@ from pathlib import Path
 import numpy as np
 
 from tests.helpers.traces import ALL, recorded
-from vpool import Dynamic, Fixed, Hybrid, Policy
+from vpool import Dynamic, Fixed, Hybrid, Policy, replay, tune
 from vpool.runs import measure
 from vpool.sizing import block_lists, smallest_slab
+from vpool.trials import halves
 
 PATH = Path(__file__).parent / "data" / "tune_grid.json"
 GRANULE = 4096
@@ -80,7 +85,41 @@ def best_of(trace):
     return {"policies": count, "peak_live_bytes": trace.peak_live_bytes, "kinds": kinds}
 
 
+def least_of(name):
+    """The least peak reserved that the grid's file has for a trace."""
+    kinds = json.loads(PATH.read_text())[name]["kinds"].values()
+    return min(kind["peak_reserved_bytes"] for kind in kinds)
+
+
+def tuned(name):
+    """What `tune` makes of a recorded trace, as the recommendation and replays of the whole and the second half.
+
+    The second half is replayed by what was tuned on the first, and by the default policy.
+    """
+    trace = recorded(name)
+    first, second = halves(trace)
+    found, half = tune(trace), tune(first)
+    return found, replay(trace, found.policy), replay(second, half.policy), replay(second)
+
+
+def row_of(name, found, whole, second, default):
+    """The row of a trace in the page's table."""
+    cells = (
+        name,
+        f"{least_of(name) / whole.peak_live_bytes:.4f}",
+        f"{whole.reserved_over_live:.4f}",
+        f"{whole.source_calls:,}",
+        f"{second.reserved_over_live:.4f}",
+        f"{default.reserved_over_live:.4f}",
+    )
+    return "  ".join(cell.ljust(width) for cell, width in zip(cells, (14, 6, 9, 19, 13, 15), strict=True)).rstrip()
+
+
 def main(names):
+    if names[:1] == ["--table"]:
+        for name in names[1:] or ALL:
+            print(row_of(name, *tuned(name)), flush=True)
+        return
     found = json.loads(PATH.read_text()) if PATH.exists() else {}
     for name in names or ALL:
         started = time.perf_counter()
