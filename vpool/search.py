@@ -49,6 +49,11 @@ class Point:
     blocks: tuple = ()
 
     @property
+    def grows(self):
+        """Whether it has an answer to what the traces do not have."""
+        return self.kind != "fixed"
+
+    @property
     def family(self):
         """What it is: points of a family generalise alike."""
         return "adaptive" if self.kind == "dynamic" and self.adaptive else self.kind
@@ -131,7 +136,6 @@ class Space:
         """One segment for all, and equal blocks, of the sizes that the traces need."""
         traces = self.workload.traces.values()
         slab = self._fit(max(smallest_slab(trace, passes=self.workload.passes) for trace in traces) + self.unit - 1)
-        # Of equals the first is chosen: one that can grow.
         points = [Point("dynamic", slab, self._step(self.peak >> _STEPS[0])), Point("fixed", slab)]
         for core, blocks in block_lists(list(traces)):
             if self.capacity is None or core <= self.capacity:
@@ -145,7 +149,6 @@ class Space:
         if knob == "initial":
             near = [self._fit(int(own * factor)) for factor in (0.9, 0.95, 1.05, 1.1)]
             values = [*(self.size(share) for share in _SHARES), *near]
-            values = [max(GRANULE, value) for value in values] if point.kind == "fixed" else values
         elif knob == "core":
             values = [self.size(share) for share in (*_CORES, 1.0)]
         elif knob == "growth":
@@ -169,7 +172,13 @@ class Space:
         return KNOBS[point.kind] + more
 
     def neighbour(self, point, rng):
-        """A point that differs from another in one to three knobs."""
+        """A point that grows and differs from another in one to three knobs."""
+        if not point.grows:
+            # What a slab does, a first segment of its size does too.
+            kind = "hybrid" if point.blocks else "dynamic"
+            step = self._step(self.peak >> _STEPS[0])
+            core, initial = (point.initial, 0) if point.blocks else (0, point.initial)
+            point = replace(point, kind=kind, core=core, initial=initial, growth=step)
         for _ in range(rng.choice((1, 1, 2, 3))):
             knobs = self.knobs(point)
             # The numbers of bytes matter most, and the first of the knobs are those.
@@ -182,9 +191,8 @@ class Space:
         if point.blocks and knob in ("core", "initial", "cut", "large"):
             return own
         if knob in ("initial", "core"):
-            least = GRANULE if knob == "core" or point.kind == "fixed" else 0
             moved = own + int(self.peak * rng.gauss(0, rng.choice(_SPREADS)))
-            return max(least, self._fit(min(moved, int(_MOST * self.peak))))
+            return self._fit(min(moved, int(_MOST * self.peak)))
         if knob == "growth" and not isinstance(own, float):
             moved = own * 2.0 ** rng.gauss(0, rng.choice(_OCTAVES))
             return self._step(min(moved, self.peak))

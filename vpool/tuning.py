@@ -293,7 +293,11 @@ class _Tuning:
         return self._expected(_SECOND, held, default), refused
 
     def _chosen(self, name, space, ranked):
-        """Of those that are as good as the best, that which is best where it is worst."""
+        """Of those that are as good as the best, that which is best where it is worst.
+
+        What cannot grow is no choice: it is as good as what can, and fails on the first step that needs more.
+        """
+        ranked = [one for one in ranked if one[1].grows] or ranked
         best = ranked[0][0]
         for within in _NEAR:
             near = self._finalists([one for one in ranked if self.goal.near(one[0], best, within)])
