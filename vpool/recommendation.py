@@ -175,10 +175,10 @@ class Recommendation:
         rows = -(-len(knobs) // 3)
         parts = figure.add_gridspec(2, 1, height_ratios=(1.2, rows))
         self._draw_front(figure.add_subfigure(parts[0]).add_subplot())
-        grid = figure.add_subfigure(parts[1]).subplots(rows, 3, squeeze=False).flat
+        grid = list(figure.add_subfigure(parts[1]).subplots(rows, 3, squeeze=False).flat)
         for knob, axes in zip(knobs, grid, strict=False):
             self._draw_knob(axes, knob)
-        for axes in list(grid)[len(knobs) :]:
+        for axes in grid[len(knobs) :]:
             axes.set_axis_off()
         return figure
 
@@ -202,6 +202,7 @@ class Recommendation:
         marked = [place for place, row in enumerate(own) if row["chosen"]]
         axes.plot(marked, [own[place]["reserved_over_live"] for place in marked], "k*")
         axes.set_xticks(range(len(own)), [_knob_text(knob, row["value"]) for row in own], rotation=60, fontsize=6)
+        axes.ticklabel_format(axis="y", useOffset=False)
         axes.set_title(knob, fontsize="small")
 
 
