@@ -39,6 +39,7 @@ MODULES = {
         "captures",
         "streams",
         "access",
+        "ledger",
         "pressure",
         "lender",
         "buffer",

@@ -200,6 +200,9 @@ def test_sharing_that_makes_no_sense_is_refused():
     for wrong in (True, "1", None, 1.0):
         with pytest.raises(TypeError, match="id is an int"):
             pool.release_capture(wrong)
+        for id, other in ((wrong, graphs[0].id), (99, wrong)):
+            with pytest.raises(TypeError, match="id is an int"):
+                pool.share_capture(id, other)
     pool.release_capture(12345)
     assert len(pool.captures) == 2
 

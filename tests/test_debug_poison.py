@@ -203,6 +203,22 @@ def test_a_request_gets_what_waits_before_it_fails(source):
             pool.allocate(1)
 
 
+@pytest.mark.parametrize("way", ["callback", "inside a callback", "collection"])
+def test_a_request_gets_what_is_freed_for_it_into_quarantine(way):
+    with debug_pool("quarantine", "host", vpool.Dynamic(initial=MIB, limit=MIB)) as pool:
+        cache = [pool.empty(100 * KIB) for _ in range(10)]
+        if way == "collection":
+            cycle = [cache.pop()]
+            cycle.append(cycle)
+            del cycle
+        elif way == "callback":
+            pool.on_pressure(lambda nbytes: cache and cache.pop())
+        else:
+            pool.on_pressure(lambda nbytes: cache and cache.pop() and pool.empty(100 * KIB))
+        cache.append(pool.empty(100 * KIB))
+        pool.check()
+
+
 @pytest.mark.parametrize("end", ["trim", "close"])
 @pytest.mark.parametrize("source", SOURCES)
 def test_nothing_waits_after(end, source):

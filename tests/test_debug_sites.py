@@ -108,7 +108,7 @@ def vars_of(pool):
     import gc
 
     (debugger,) = [one for one in gc.get_referents(pool) if type(one).__name__ == "Debugger"]
-    return list(debugger._live.values())
+    return list(debugger.live.values())
 
 
 def test_code_that_is_made_anew_has_no_end_of_sites(pool, monkeypatch):

@@ -118,6 +118,7 @@ def test_results_have_the_keys_that_are_documented(capsys, tmp_path):
     trace = str(Path(vpool.data.__file__).with_name("two_streams.npz"))
     assert documented("replay")[1] == list(keys_of("replay", trace))
     assert documented("compare")[1] == list(keys_of("compare", trace, "--no-peers"))
+    assert documented("tune")[1] == list(keys_of("tune", trace, "--trials", "8"))
     assert documented("inspect")[1] == list(keys_of("inspect", trace))
     assert documented("convert")[1] == list(keys_of("convert", trace, str(tmp_path / "out.csv")))
     assert documented("doctor")[1] == list(keys_of("doctor"))

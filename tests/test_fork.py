@@ -108,7 +108,7 @@ def hold():
     from vpool._interface import captures, lender
     from vpool.debugging import _reported_at_exit
     debugger, = _reported_at_exit
-    with lender._registering.here, vpool.defaults._making.here, captures._keeping.here, debugger._changing:
+    with lender._registering.here, vpool.defaults._making.here, captures._keeping.here, debugger.changing:
         held.set()
         while not ended_all:
             time.sleep(0.001)
@@ -162,7 +162,7 @@ buffer = pool.empty(100)
 release, held = threading.Event(), threading.Event()
 
 def hold():
-    with debugger._changing:
+    with debugger.changing:
         held.set()
         release.wait()
 
@@ -286,6 +286,76 @@ for how in ('callback', 'finaliser'):
 
 def test_a_fork_inside_a_call_of_the_pool(times):
     run_forking(IN_A_CALLBACK, times)
+
+
+# A child that other threads of its parent have left with locks which nobody will ever release.
+IN_AN_ARGUMENT = """
+import threading
+
+class Forking:
+    def __init__(self, number):
+        self.number = number
+
+    def fork(self):
+        if os.getpid() == parent and not children:
+            children.append(os.fork())
+            if not children[0]:
+                signal.alarm(20)
+        return self.number
+
+    __index__ = fork
+
+    def __cuda_stream__(self):
+        return (0, self.fork())
+
+def no_more(pool):
+    while not over:
+        pool.deallocate(pool.allocate(70_000, stream=16), stream=32)
+        pool.inspect()
+
+parent, over = os.getpid(), []
+pools = [vpool.Pool(vpool.Dynamic(initial='1MiB'), source='host', debug=debug) for debug in ('', 'guard,quarantine')]
+threads = [threading.Thread(target=no_more, args=(pool,)) for pool in pools]
+for thread in threads:
+    thread.start()
+for _ in range(TIMES):
+    for pool in pools:
+        ptr, buffer, other = pool.allocate(1000), pool.empty(1000), pool.empty(1000)
+        # What raises in the child, and frees, which are silent there.
+        refused_there = {
+            'allocate': lambda: pool.deallocate(pool.allocate(100, stream=Forking(48))),
+            'empty': lambda: pool.empty(100, stream=Forking(48)),
+            'a size': lambda: pool.deallocate(pool.allocate(Forking(100))),
+            'record': lambda: pool.record_stream(ptr, Forking(48)),
+            'record a block': lambda: pool.record_stream(Forking(ptr), 48),
+            'forget': lambda: pool.forget_stream(Forking(64)),
+            'set_limit': lambda: pool.set_limit(Forking(1 << 30)),
+            'trim': lambda: pool.trim(Forking(0)),
+        }
+        silent_there = {
+            'close': lambda: buffer.close(Forking(48)),
+            'deallocate a buffer': lambda: pool.deallocate(other, stream=Forking(48)),
+            'deallocate': lambda: pool.deallocate(ptr, stream=Forking(48)),
+        }
+        for name, call in {**refused_there, **silent_there}.items():
+            children = []
+            try:
+                call()
+            except vpool.ForkedProcessError:
+                os._exit(0 if os.getpid() != parent and name in refused_there else 3)
+            if os.getpid() != parent:
+                os._exit(0 if name in silent_there else 4)
+            ended(*children)
+        for pool_ in pools:
+            pool_.check()
+over.append(True)
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_a_fork_while_an_argument_is_looked_at(times):
+    run_forking(IN_AN_ARGUMENT, 2 if times == 20 else 20)
 
 
 PROGRAMS = """

@@ -243,6 +243,17 @@ def test_bad_addresses():
     for nothing in (0, 12345):
         with pytest.raises(vpool.ForeignPointerError):
             pool.ipc_handle(nothing)
+    closed, by_hand = pool.empty(1000), pool.empty(2000)
+    closed.close()
+    pool.deallocate(by_hand.ptr)
+    # Their addresses are others' now, to whom the handles would lead.
+    others = [pool.empty(1000), pool.empty(2000)]
+    for gone in (closed, by_hand):
+        with pytest.raises(vpool.DoubleFreeError):
+            pool.ipc_handle(gone)
+    with fake_pool() as another, another.empty(1000) as foreign, pytest.raises(vpool.ForeignPointerError):
+        pool.ipc_handle(foreign)
+    del others
     pool.source.driver.fail("ipc_get", INVALID_HANDLE)
     with pytest.raises(vpool.SourceError):
         pool.ipc_handle(buffer)

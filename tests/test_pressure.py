@@ -305,6 +305,21 @@ def test_idle_segments_whose_work_goes_on_are_waited_for():
         pool.check()
 
 
+def test_a_block_that_many_streams_use_is_waited_for_behind_events():
+    with full_pool(on_pressure="raise") as pool:
+        driver = pool.source.driver
+        streams = [driver.create_stream() for _ in range(400)]
+        mine = streams.pop()
+        ptr = pool.allocate(8 * MIB, mine)
+        for stream in streams:
+            driver.queue_work(stream)
+            pool.record_stream(ptr, stream)
+        pool.deallocate(ptr)
+        assert pool.allocate(8 * MIB, mine) == ptr
+        assert pool.crossings["waits"] == 399
+        pool.deallocate(ptr)
+
+
 def test_many_pending_blocks_hide_no_memory_from_a_pool_that_never_waits():
     count = 10_000
     with full_pool(count * GRANULE, on_pressure="raise") as pool:

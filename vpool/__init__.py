@@ -23,11 +23,13 @@ from vpool.errors import (
 )
 from vpool.explain import explain
 from vpool.policy import Policy
+from vpool.recommendation import Recommendation
 from vpool.replay import ReplayResult, replay
 from vpool.report import Report
 from vpool.snapshot import Snapshot
 from vpool.strategies import Dynamic, Fixed, Hybrid
 from vpool.trace import Trace
+from vpool.tuning import tune
 from vpool.version import __version__
 
 __all__ = [
@@ -48,6 +50,7 @@ __all__ = [
     "PatternError",
     "Policy",
     "Pool",
+    "Recommendation",
     "ReplayResult",
     "Report",
     "Snapshot",
@@ -68,6 +71,7 @@ __all__ = [
     "sources",
     "stream",
     "tag",
+    "tune",
 ]
 
 

@@ -1,19 +1,18 @@
 """The debug modes of a pool: guards around blocks, poison, quarantine, call sites, and a report at exit."""
 
 import atexit
-import collections
 import contextlib
 import dataclasses
 import gc
 import logging
 import os
 import sys
-import threading
 import time
 import weakref
 
 import numpy as np
 
+from vpool._interface.ledger import Ledger, NotLive
 from vpool.errors import DoubleFreeError, ForeignPointerError, GuardError
 from vpool.leaks import UNKNOWN_SITE, Leaks
 from vpool.sites import NOT_SAMPLED, Sites
@@ -30,10 +29,6 @@ _GRANULE = 256  # bytes
 _MOST_WAITING = 1 << 16  # blocks in quarantine
 _MOST_FREED = 1 << 16  # addresses whose last free is remembered
 _PIECE = 4 << 20  # bytes of a freed block that are looked at together
-
-
-class NotLive(LookupError):
-    """There is no live block at an address.  Never leaves the pool, which knows better what there is."""
 
 
 class _Block:
@@ -66,7 +61,7 @@ class _Block:
         return self.slot if self.freer is None else self.freer
 
 
-class Debugger:
+class Debugger(Ledger):
     """What watches the blocks of one pool.
 
     It knows each live block by the address that its caller has, which lies `front` bytes inside what the
@@ -89,17 +84,11 @@ class Debugger:
     """
 
     def __init__(self, name, modes, access, limit):
+        super().__init__(access, FREED if modes.poison else None, most_waiting=_MOST_WAITING, most_freed=_MOST_FREED)
         self.name = name
         self.modes = modes
         self.process = os.getpid()
-        self._access = access
         self._sites = Sites(modes.sites, modes.depth) if modes.sites else None
-        self._changing = threading.RLock()  # of what follows; nothing is called while it is held
-        self._live: dict[int, _Block] = {}
-        self._freed: collections.OrderedDict[int, _Block] = collections.OrderedDict()  # lately
-        self._waiting: collections.OrderedDict[int, _Block] = collections.OrderedDict()
-        self._waiting_bytes = 0
-        self._never_lent = 0
         self.set_limit(limit)
         if modes.leaks:
             _reported_at_exit.add(self)
@@ -107,7 +96,7 @@ class Debugger:
     def set_limit(self, limit):
         """The pool may reserve so many bytes from now on; 0 for one that is closed."""
         self.bound = min(self.modes.quarantine, limit // 8)
-        self._release(self.bound)
+        self.release(self.bound)
 
     def front(self, alignment):
         """Bytes before the caller's address, which keep it aligned."""
@@ -123,172 +112,49 @@ class Debugger:
         block = _Block(base + front, base, nbytes, requested, slot, site)
         if self._may_touch(slot, True):
             if self.modes.poison:
-                self._access.fill(slot, True, block.address, UNSET, requested)
+                self.access.fill(slot, True, block.address, UNSET, requested)
             if self.modes.guard:
                 self._fill_guards(block, slot, True)
                 block.guarded = True
-        with self._changing:
-            self._freed.pop(block.address, None)
-            self._live[block.address] = block
+        self.enter(block)
 
-    def free(self, address, slot=None, *, surely=False):
-        """Take a block back.
-
-        Parameters
-        ----------
-        address : int
-            As its caller knows it.
-        slot : int, optional
-            Of the stream it is freed on, which was just named; its own if not given.
-        surely : bool
-            Free it also where bytes beside it were written, and report that.
+    def leave(self, block, slot, surely):
+        """Look at the guards of a block that is being freed on the stream of a slot, in stream order.
 
         Returns
         -------
         GuardError or None
-            Otherwise the error to raise: the block has a new guard, and stays live.
-
-        Raises
-        ------
-        NotLive
-            Where there is no live block.
-        SourceError
-            Where memory cannot be read or filled; the block stays live.
+            For bytes beside it that were written; unless it is freed surely, it has a new guard.
+        int or None
+            Slot of the stream whose work all work on the block is now before; None where that may not be touched.
         """
-        block = self._take(address)
-        try:
-            block.freer = slot
-            if self._sites is not None and block.site is not NOT_SAMPLED:
-                block.freed_at = self._sites.here()
-            damage = self._examine(block, slot is not None, surely)
-        except BaseException:
-            self._take_back(block)
-            raise
-        if damage is not None:
-            if not surely:
-                self._take_back(block)
-                return damage
-            self._report(damage)
-        if block.nbytes <= self.bound:
-            with self._changing:
-                self._waiting[address] = block
-                self._waiting_bytes += block.nbytes
-            self._release(self.bound)
-        else:
-            self._access.put(block.base, block.freer)
-        return None
-
-    def _take(self, address):
-        """The live block at an address, which from now on is one that was freed."""
-        with self._changing:
-            block = self._live.pop(address, None)
-            if block is not None:
-                self._freed[address] = block
-                while len(self._freed) > _MOST_FREED:
-                    self._freed.popitem(last=False)
-        if block is None:
-            raise NotLive(address)
-        return block
-
-    def _take_back(self, block):
-        """Make a block live again whose free has failed."""
-        block.freer = block.freed_at = None
-        with self._changing:
-            self._freed.pop(block.address, None)
-            self._live[block.address] = block
-
-    def _examine(self, block, named, surely):
-        """Look at the guards of a block that is being freed, and poison it, in stream order; what is wrong."""
-        slot = block.last_slot
-        damage = None
-        if not self._may_touch(slot, named):
-            return None
-        if not all(self._access.follow(slot, user, named) for user in {block.slot, *block.users} - {slot}):
-            return None
-        if block.guarded:
-            damage = self._damage(block, slot, named)
+        block.freer = slot
+        if self._sites is not None and block.site is not NOT_SAMPLED:
+            block.freed_at = self._sites.here()
+        last, named = block.last_slot, slot is not None
+        if not self._may_touch(last, named):
+            return None, None
+        if not all(self.access.follow(last, user, named) for user in {block.slot, *block.users} - {last}):
+            return None, None
+        damage = self._damage(block, last, named) if block.guarded else None
         if damage is not None and not surely:
-            self._fill_guards(block, slot, named)
-        elif self.modes.poison:
-            self._access.fill(slot, named, block.base, FREED, block.nbytes)
-            block.poisoned = True
-        return damage
-
-    def drop(self, address):
-        """Take the block of a dropped buffer back; what is wrong is reported, since nobody can catch it."""
-        try:
-            self.free(address, surely=True)
-            return
-        except NotLive:
-            return  # another thread was faster
-        except AttributeError:
-            pass  # a collection that takes the pool apart has been here
-        except Exception as error:
-            self._report(error)
-        with self._changing:
-            block = self._live.pop(address, None)
-        if block is not None:
-            self._access.put(block.base, None)
-
-    def use(self, address, slot):
-        """Note that a further stream uses a block."""
-        with self._changing:
-            block = self._live.get(address)
-            if block is not None:
-                block.users = (*block.users, slot)
-
-    def base_of(self, address):
-        """Address of a live block as the pool knows it."""
-        block = self._live.get(address)
-        if block is None:
-            raise NotLive(address)
-        return block.base
-
-    def forget(self, address):
-        """Watch a block no more that its caller never got; the pool takes it back and has counted both."""
-        with self._changing:
-            self._live.pop(address, None)
-            self._never_lent += 1
-
-    def is_live(self, address):
-        """Whether a block is with its caller."""
-        # Where a collection takes the pool apart, it may have emptied this object before it drops the buffers.
-        return address in self.__dict__.get("_live", ())
+            self._fill_guards(block, last, named)
+        return damage, last
 
     def _may_touch(self, slot, named):
         """Whether memory is to be looked at, and can be: not while the stream captures."""
-        return (self.modes.guard or self.modes.poison) and self._access.may(slot, named)
+        return (self.modes.guard or self.modes.poison) and self.access.may(slot, named)
 
     # Quarantine.
 
-    def release_all(self, nbytes=0):
-        """Give back all that waits in quarantine: the pool is trimmed, or cannot serve a request."""
-        self._release(0)
-
-    def _release(self, bound):
-        """Let the oldest blocks out of quarantine until at most `bound` bytes are left there."""
-        while True:
-            with self._changing:
-                if self._waiting_bytes <= bound and len(self._waiting) <= (_MOST_WAITING if bound else 0):
-                    return
-                _, block = self._waiting.popitem(last=False)
-                self._waiting_bytes -= block.nbytes
-            try:
-                error = self._written_late(block)
-            except Exception as failed:
-                error = failed
-            if error is not None:
-                self._report(error)
-            self._access.put(block.base, block.freer)
-
-    def _written_late(self, block):
+    def written_late(self, block):
         """The exception for a block that was written after its free; None where it holds its poison."""
         slot = block.last_slot
         if not block.poisoned or not self._may_touch(slot, False):
             return None
         for start in range(0, block.nbytes, _PIECE):
             nbytes = min(_PIECE, block.nbytes - start)
-            content = np.frombuffer(self._access.read(slot, False, block.base + start, nbytes), np.uint8)
+            content = np.frombuffer(self.access.read(slot, False, block.base + start, nbytes), np.uint8)
             wrong = np.flatnonzero(content != FREED)
             if len(wrong):
                 found, offset = int(content[wrong[0]]), block.base - block.address + start + int(wrong[0])
@@ -312,13 +178,13 @@ class Debugger:
 
     def _fill_guards(self, block, slot, named):
         for address, nbytes in self._guards(block):
-            self._access.fill(slot, named, address, GUARDED, nbytes)
+            self.access.fill(slot, named, address, GUARDED, nbytes)
 
     def _damage(self, block, slot, named):
         """The exception for a block whose guards do not hold what they should; None where they do."""
         wrong: list[tuple[int, int]] = []
         for address, nbytes in self._guards(block):
-            content = np.frombuffer(self._access.read(slot, named, address, nbytes), np.uint8)
+            content = np.frombuffer(self.access.read(slot, named, address, nbytes), np.uint8)
             places = np.flatnonzero(content != GUARDED)
             wrong += zip(content[places].tolist(), (places + (address - block.address)).tolist(), strict=True)
         if not wrong:
@@ -328,7 +194,7 @@ class Debugger:
         others = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         return GuardError(
             f"pool {self.name!r}: {found:#04x} was written {_place(block, offset)}{others}"
-            f", stream {self._access.stream_of(block.slot):#x}.{self._history(block)}",
+            f", stream {self.access.stream_of(block.slot):#x}.{self._history(block)}",
             block.address,
             block.requested,
             offset,
@@ -343,33 +209,33 @@ class Debugger:
         GuardError or None
             For the first that is not whole.  Nothing is changed.
         """
-        with self._changing:
-            live, waiting = list(self._live.values()), list(self._waiting.values())
+        with self.changing:
+            live, waiting = list(self.live.values()), list(self.waiting.values())
         for block in live:
             looks = block.guarded and self._may_touch(block.slot, False)
             error = self._damage(block, block.slot, False) if looks else None
             # Unless it was freed meanwhile, and its memory is another's.
-            if error is not None and self._live.get(block.address) is block:
+            if error is not None and self.live.get(block.address) is block:
                 return error
         for block in waiting:
-            error = self._written_late(block)
-            if error is not None and self._waiting.get(block.address) is block:
+            error = self.written_late(block)
+            if error is not None and self.waiting.get(block.address) is block:
                 return error
         return None
 
-    def _report(self, error):
+    def report(self, error):
         """Tell of what nobody can catch: the log, and ``sys.unraisablehook``, which writes to standard error."""
         with contextlib.suppress(Exception):
             logger.info("%s", error)
-        self._access.tell(error, f"pool {self.name!r}")
+        self.access.tell(error, f"pool {self.name!r}")
 
     # What people read.
 
     def stray(self, address):
         """The exception for an address that is no live block; None where the pool's records know more."""
-        with self._changing:
-            live, waiting = list(self._live.values()), list(self._waiting.values())
-            freed = self._freed.get(address)
+        with self.changing:
+            live, waiting = list(self.live.values()), list(self.waiting.values())
+            freed = self.freed.get(address)
         for block in live:
             if block.address == address:
                 return DoubleFreeError(
@@ -381,7 +247,7 @@ class Debugger:
                     f"{address:#x} lies {_place(block, address - block.address)}, which is live.{self._history(block)}"
                 )
         if freed is not None:
-            waits = ", and waits in quarantine" if address in self._waiting else ""
+            waits = ", and waits in quarantine" if address in self.waiting else ""
             return DoubleFreeError(f"{address:#x} is free already in pool {self.name!r}{waits}.{self._history(freed)}")
         for block in waiting:
             if block.holds(address):
@@ -400,8 +266,8 @@ class Debugger:
 
     def stats(self, stats):
         """The pool's counters, with what waits in quarantine as pending, and without blocks that nobody got."""
-        with self._changing:
-            waiting, never_lent = list(self._waiting.values()), self._never_lent
+        with self.changing:
+            waiting, never_lent = list(self.waiting.values()), self.never_lent
         nbytes = sum(block.nbytes for block in waiting)
         return dataclasses.replace(
             stats,
@@ -414,8 +280,8 @@ class Debugger:
 
     def records(self, figures, blocks, segments):
         """A copy of the pool's records, with what waits in quarantine as pending."""
-        with self._changing:
-            waiting = [block.base for block in self._waiting.values()]
+        with self.changing:
+            waiting = [block.base for block in self.waiting.values()]
         held = np.isin(blocks["address"], np.array(waiting, np.uint64)) & (blocks["state"] == "live")
         blocks["state"][held] = "pending"
         blocks["requested"][held] = 0
@@ -448,8 +314,8 @@ class Debugger:
     def leaks(self):
         """What is live, by site."""
         now = time.monotonic()
-        with self._changing:
-            live = list(self._live.values())
+        with self.changing:
+            live = list(self.live.values())
         return Leaks(
             self.name,
             [
@@ -458,7 +324,7 @@ class Debugger:
                     block.requested,
                     block.nbytes,
                     now - block.born,
-                    self._access.stream_of(block.slot),
+                    self.access.stream_of(block.slot),
                 )
                 for block in live
             ],

@@ -8,7 +8,7 @@ from vpool.runs import run
 from vpool.strategies import GRANULE, Dynamic, Fixed, Hybrid
 from vpool.trace import Trace
 
-__all__ = ["fixed_for", "hybrid_for", "smallest_slab"]
+__all__ = ["block_lists", "fixed_for", "hybrid_for", "smallest_slab"]
 
 PRECISION = 0.001  # of a capacity
 _DOUBLINGS = 12
@@ -99,6 +99,28 @@ def hybrid_for(trace, coverage=0.9):
         if core + rest <= least * _BLOCKS_MAY_COST:
             best = _hybrid(core, largest if rest else None, rest, kinds)
     return best
+
+
+def block_lists(traces, coverages=(0.5, 0.9, 1.0)):
+    """Equal blocks, as many of each size as were ever live, for several traces and shares of the requests.
+
+    Returns
+    -------
+    list of (int, tuple)
+        Bytes of all blocks, and pairs of size and count; nothing for traces with too many sizes.
+    """
+    found: dict[tuple, int] = {}
+    for coverage in coverages:
+        most: dict[int, int] = {}
+        for trace in traces:
+            sizes = _sizes(trace)
+            blocks = _equal_blocks(trace, sizes, np.sort(sizes[sizes > 0]), coverage)
+            if blocks is None:
+                return []
+            for size, count in blocks[1]:
+                most[size] = max(count, most.get(size, 0))
+        found[tuple(sorted(most.items()))] = sum(size * count for size, count in most.items())
+    return [(core, pairs) for pairs, core in found.items()]
 
 
 def _hybrid(core, largest, rest, block=None):

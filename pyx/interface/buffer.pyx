@@ -117,6 +117,11 @@ cdef class Buffer:
             except InvalidPointerError:
                 if self.block_id:                 # 0: to look at the stream ran code that has closed it
                     raise
+            except BaseException:
+                if not still_mine(self):          # of a signal, once it was freed
+                    self.block_id = 0
+                    self.arena = NULL
+                raise
         self.block_id = 0
         self.arena = NULL
         if not mine:
@@ -169,6 +174,8 @@ cdef class Buffer:
         if stream is not None:
             # Runs the caller's code, which may close this very buffer.
             slot = self.pool.freeing_slot(stream, self.arena.slot)
+            if self.pool.core.state.word & STATE_FORKED:
+                self.block_id = 0
         if self.block_id:
             mine = self.put() if stream is None else self.put_on(slot)
             self.arena = NULL

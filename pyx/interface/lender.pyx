@@ -1,6 +1,5 @@
 """The way of a block out of a pool and back, as pools and buffers share it."""
 import logging
-import sys
 import threading
 import weakref
 
@@ -34,7 +33,7 @@ from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK
 from vpool._interface import tags
 from vpool._storage.fork import PerProcess
 from vpool.debugging import NotLive
-from vpool.errors import ClosedPoolError, OutOfMemoryError, SourceError
+from vpool.errors import ClosedPoolError, ForkedProcessError, OutOfMemoryError, SourceError
 from vpool.leaks import UNKNOWN_SITE, Leaks
 
 cdef enum:
@@ -209,7 +208,7 @@ cdef class Lender:
         self.areas.watcher_lends = _lend_to_compiled
         self.areas.watcher_takes = _take_from_compiled
         self.core.state.word |= STATE_DEBUG
-        self.pressure.add(debugger.release_all, sys.maxsize)
+        self.pressure.quarantine = debugger.release_all
         return 0
 
     def __dealloc__(self):
@@ -233,6 +232,8 @@ cdef class Lender:
         cdef int status
         try:
             return self.streams.slot_of(stream)
+        except ForkedProcessError:                # the stream's own code forked: the caller looks, and frees nothing
+            return gone
         except SourceError:
             # Its work is perhaps not complete: wait for the device.
             with nogil:
@@ -252,6 +253,8 @@ cdef class Lender:
             return True
         if address:
             slot = NO_SLOT if stream is None else self.freeing_slot(stream, NO_SLOT)
+            if self.core.state.word & STATE_FORKED:
+                return True
             if self.debugger is None:
                 self.take_back_on(address, slot)
                 self.after_free()
@@ -274,6 +277,8 @@ cdef class Lender:
         """Free a block on the stream of a slot, or on its own."""
         cdef bint found
         cdef int freer = -1 if slot == NO_SLOT else slot
+        if self.core.state.word & STATE_FORKED:
+            return 0
         with nogil:
             found = self.areas.take_back(address, freer)
         if not found:

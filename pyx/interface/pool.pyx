@@ -147,7 +147,7 @@ cdef class Pool(Upkeep):
     def _complete(self, strategy, numbers, captures):
         self.core = self.areas.core
         self.default_arena = self.core.state.arenas[0]
-        self.streams = StreamTable(self.areas, captures)
+        self.streams = StreamTable(self.areas, captures, self.name)
         self.pressure = Pressure(self.areas)
         self.strategy = strategy
         self.numbers = numbers
@@ -342,13 +342,8 @@ cdef class Pool(Upkeep):
         cdef int slot, found
         self.must_be_mine()
         slot = self.streams.slot_of(stream)
-        if isinstance(ptr, Buffer):
-            self.must_own(ptr)
-            address = (<Buffer> ptr).address
-            if address and ptr.closed:            # whoever has the address now is somebody else
-                raise self.stray_error(address)
-        else:
-            address = address_of(ptr)
+        address = self.lent_address(ptr)
+        self.must_be_mine()                       # to look at the arguments ran code
         if address == 0:
             return
         base = self.base_of(address)
@@ -374,8 +369,11 @@ cdef class Pool(Upkeep):
         SourceError
             Where the source's memory cannot be opened elsewhere; that of ``"cuda"`` can.
         """
+        cdef uint64_t address
+        self.must_be_mine()
+        address = self.lent_address(ptr)
         self.must_be_open()
-        return handle_of(self, (<Buffer> ptr).address if isinstance(ptr, Buffer) else address_of(ptr))
+        return handle_of(self, address)
 
     def forget_stream(self, stream):
         """Let go of a stream, best right before it is destroyed.
@@ -422,6 +420,8 @@ cdef class Pool(Upkeep):
         ------
         ValueError
             Where the other one has no memory of this pool, or the first has some of its own already.
+        TypeError
+            For an id that is no int.
         """
         self.must_be_mine()
         self.streams.share_capture(id, other)
@@ -462,6 +462,7 @@ cdef class Pool(Upkeep):
         """
         self.must_be_open()
         policy = Policy.of(policy)
+        self.must_be_open()                       # to look at it may have run code
         numbers = policy.strategy.rule(self.source.memory()[1])
         before = self.numbers
         for what, key in (("the fixed core", "core"), ("the core's blocks", "blocks"), ("oversize", "grows")):
@@ -495,12 +496,24 @@ cdef class Pool(Upkeep):
         ValueError
             Where more than that is reserved, also after `trim`; nothing is changed then.
         """
-        self.must_be_open()
+        self.must_be_mine()
         limit = parse_size(nbytes, "limit")
+        self.must_be_open()
         strategy = self.strategy.with_limit(limit)
         self._set_limit(limit)
         self.strategy = strategy
         self.numbers = self.numbers._replace(limit=limit)
+
+    cdef uint64_t lent_address(self, ptr) except? 0:
+        """The address that a caller has of a block, by number or as a buffer of this pool that is open."""
+        cdef uint64_t address
+        if not isinstance(ptr, Buffer):
+            return address_of(ptr)
+        self.must_own(ptr)
+        address = (<Buffer> ptr).address
+        if address and ptr.closed:                # whoever has the address now is somebody else
+            raise self.stray_error(address)
+        return address
 
     cdef int must_own(self, Buffer buffer) except -1:
         if buffer.pool is not self:

@@ -65,9 +65,12 @@ cdef class Pressure:
                 self.tell(request, name)
             except BaseException:
                 # A filter that raises, or a signal: nobody would ever free the block.
-                with nogil:
-                    core_deallocate(request.arena, request.address)
+                if self.areas.state.word & STATE_FORKED == 0:
+                    with nogil:
+                        core_deallocate(request.arena, request.address)
                 raise
+            if self.areas.state.word & STATE_FORKED:
+                raise forked(name)
         return 0
 
     cdef tell(self, Request* request, str name):
@@ -90,6 +93,8 @@ cdef class Pressure:
         A request that fails inside a callback asks no callback again, so this is bounded.
         """
         raised = None
+        if self.quarantine is not None and self.retry(request, RUNG_CALL, name):
+            return None
         if getattr(self.pressed, "now", False):
             return None
         self.pressed.now = True
@@ -128,6 +133,8 @@ cdef class Pressure:
         """Count a rung that Python has tried, and climb the ones before it again."""
         if self.areas.state.word & STATE_FORKED:  # by what was called
             raise forked(name)
+        if self.quarantine is not None:           # which what was called may have freed into
+            self.quarantine()
         with nogil:
             atomic_add(self.areas.state.rung_tries[rung], 1)
             request.tried |= <unsigned int> 1 << rung

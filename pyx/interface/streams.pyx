@@ -7,8 +7,10 @@ from libc.stdint cimport uint64_t
 
 from vpool._base.lock cimport atomic_add, atomic_read
 from vpool._interface.captures cimport CaptureTable
+from vpool._interface.diagnosis cimport forked
 from vpool._management.areas cimport Areas
 from vpool._management.order cimport thread_number
+from vpool._management.state cimport STATE_FORKED
 from vpool._storage.driver cimport STATUS_OK
 
 from vpool.errors import SourceError
@@ -18,6 +20,13 @@ cdef enum:
     LEGACY_STREAM = 0
     PER_THREAD_STREAM = 2
     ENOUGH_SLOTS = 64             # from here on the slots of streams that are gone are looked for first
+
+
+cdef int checked_id(id) except -1:
+    if isinstance(id, bool) or not isinstance(id, int):
+        raise TypeError(f"a capture's id is an int, not {type(id).__name__}")
+    return 0
+
 
 _defaults = threading.local()
 # The references to stream objects of each pool.  The collector tells of an object's death only those references
@@ -71,8 +80,9 @@ cdef class Held:
 cdef class StreamTable:
     """The slots of one pool, by what callers pass as a stream."""
 
-    def __cinit__(self, Areas areas not None, bint captures=True):
+    def __cinit__(self, Areas areas not None, bint captures=True, str name=None):
         self.areas = areas
+        self.name = name
         self.held = Held.__new__(Held)
         self.held.areas = <void*> areas
         self.captures = CaptureTable(areas) if captures else None
@@ -106,7 +116,7 @@ cdef class StreamTable:
         if known is not None and known[0]() is stream:
             slot = known[1]
             return self.captured(stream, atomic_read(self.areas.state.table[slot].stream)) or slot
-        handle = stream_handle(stream)
+        handle = self.handle_of(stream)
         # First: to ask for the id of a stream that captures invalidates the capture.
         slot = self.captured(stream, handle)
         if slot:
@@ -127,6 +137,13 @@ cdef class StreamTable:
                 self.by_object[id(stream)] = (reference, slot)
                 self.areas.hold_slot(slot, 1)
         return slot
+
+    cdef uint64_t handle_of(self, stream) except? 0:
+        """The handle of a stream, by its own code, which may have forked."""
+        cdef uint64_t handle = stream_handle(stream)
+        if self.areas.state.word & STATE_FORKED:
+            raise forked(self.name)
+        return handle
 
     cdef int captured(self, object stream, uint64_t handle) except -1:
         """The slot of a stream that captures now, made on first use; 0 where it does not."""
@@ -220,14 +237,15 @@ cdef class StreamTable:
         self.areas.release_slot(slot)
 
     def release_capture(self, id):
-        if isinstance(id, bool) or not isinstance(id, int):
-            raise TypeError(f"a capture's id is an int, not {type(id).__name__}")
+        checked_id(id)
         if self.captures is not None:
             self.captures.release(id)
 
     def share_capture(self, id, other):
         if self.captures is None:
             raise ValueError("this pool was made for programs that never allocate in a capture")
+        checked_id(id)
+        checked_id(other)
         self.captures.share(id, other)
 
     def capture_ids(self):
@@ -241,7 +259,7 @@ cdef class StreamTable:
         if known is not None and known[0]() is stream:
             slot = known[1]                       # its handle may be another stream's by now
         else:
-            slot = self.by_handle.get(stream_handle(stream), -1)
+            slot = self.by_handle.get(self.handle_of(stream), -1)
         if slot > 0:
             with self.changing:
                 self._drop(slot)

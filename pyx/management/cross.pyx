@@ -29,6 +29,7 @@ cdef enum:
     SLICE = 256                   # pending blocks looked at while the lock is held once
     STOLEN_AT_LEAST = 2 << 20     # bytes: one crossing then serves many small blocks
     RETURNED_AT_ONCE = 64         # extents carried home together
+    AT_ONCE = 64                  # streams that are waited for together
 
 
 cdef bint _sweep(CoreState* state, Arena* arena) noexcept nogil:
@@ -103,15 +104,22 @@ cdef bint cross_ready(CoreState* state, Source source, Arena* arena) noexcept no
 
 cdef bint _order_pending(CoreState* state, Source source, Arena* arena, uint64_t least) noexcept nogil:
     """Make the arena's stream wait for what keeps blocks of at least `least` bytes pending."""
-    cdef uint16_t slots[64]
-    cdef uint64_t numbers[64]
-    cdef uint32_t count, i
-    if atomic_read(arena.pending_blocks) == 0:
-        return False
-    count = _awaited(arena, least, slots, numbers, 64)
-    for i in range(count):
-        order_make(state, source, arena.slot, slots[i], numbers[i])
-    return count != 0 and _sweep(state, arena)
+    cdef uint16_t slots[AT_ONCE]
+    cdef uint64_t numbers[AT_ONCE]
+    cdef uint32_t count = AT_ONCE
+    cdef uint32_t i
+    cdef bint made = True
+    cdef bint freed = False
+    # One block may wait for any number of streams; those that its own comes after are not told again.
+    while made and count == AT_ONCE and atomic_read(arena.pending_blocks):
+        made = False
+        count = _awaited(arena, least, slots, numbers, AT_ONCE)
+        for i in range(count):
+            if order_make(state, source, arena.slot, slots[i], numbers[i]) == STATUS_OK:
+                made = True
+        if count and _sweep(state, arena):
+            freed = True
+    return freed
 
 
 cdef void _give_home(CoreState* state, Source source, Extent* extent) noexcept nogil:

@@ -1,4 +1,6 @@
 """Pools, for Python and for cimport."""
+from libc.stdint cimport uint64_t
+
 from vpool._interface.buffer cimport Buffer
 from vpool._interface.upkeep cimport Upkeep
 
@@ -9,4 +11,5 @@ cdef class Pool(Upkeep):
     cdef object numbers           # what the strategy comes to here
     cdef object maintainer        # its helper thread, if one is wanted
 
+    cdef uint64_t lent_address(self, ptr) except? 0
     cdef int must_own(self, Buffer buffer) except -1

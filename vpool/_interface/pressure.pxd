@@ -6,6 +6,7 @@ from vpool._management.state cimport Request
 cdef class Pressure:
     cdef Areas areas
     cdef list callbacks           # (-priority, number, function), in the order of calling
+    cdef object quarantine        # gives back what a debugger keeps; None without one
     cdef object pressed           # threading.local: whether this thread is calling them
 
     cdef int climb(self, Request* request, str name) except -1

@@ -22,10 +22,12 @@ cdef class StreamTable:
     cdef dict by_handle           # handle -> slot of the stream that has it now
     cdef dict by_thread           # thread number -> slot of its per-thread default stream
     cdef object changing          # threading.RLock of the three
+    cdef str name                 # of the pool
     cdef CaptureTable captures    # None: the program says that it never allocates in a capture
     cdef object __weakref__
 
     cdef int slot_of(self, stream) except -1
+    cdef uint64_t handle_of(self, stream) except? 0
     cdef int slot_of_handle(self, uint64_t handle) except -1
     cdef int open_slot(self, uint64_t handle, uint64_t unique_id, uint64_t thread) except -1
     cdef int make_slot(self, uint64_t handle, uint64_t unique_id, uint64_t thread, uint64_t capture) except -1

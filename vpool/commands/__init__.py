@@ -1,7 +1,8 @@
 """The command line: one module a command.
 
 A command's module has `HELP`, `prepare(parser)`, and `run(args)`, which returns what ``--json`` prints
-and prints everything else itself when that was not asked for.
+and prints everything else itself when that was not asked for.  It may have `failure(result)`: one line that says why
+what was done has failed all the same, or None.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from vpool.version import __version__
 
 __all__ = ["main"]
 
-COMMANDS = ("demo", "doctor", "replay", "compare", "inspect", "convert", "bench")
+COMMANDS = ("demo", "doctor", "replay", "compare", "tune", "inspect", "convert", "bench")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -34,7 +35,7 @@ def _parser():
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
         module.prepare(command)
         command.add_argument("--json", action="store_true", help="print the result as JSON")
-        command.set_defaults(run=module.run)
+        command.set_defaults(run=module.run, failure=getattr(module, "failure", lambda result: None))
     return parser
 
 
@@ -54,6 +55,9 @@ def main(argv=None):
             print(json.dumps(result, indent=2))
         if sys.stdout is not None:
             sys.stdout.flush()
+        if failure := args.failure(result):
+            print(f"vpool {args.command}: {failure}", file=sys.stderr)
+            return 1
     except (Error, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
         if isinstance(error, BrokenPipeError):
             # Whoever read has gone, as `head` does; nothing more can be told on this stream.

@@ -5,7 +5,7 @@ import sys
 
 from vpool.tables import table
 
-__all__ = ["progress", "table"]
+__all__ = ["progress", "show_tables", "table"]
 
 
 @contextlib.contextmanager
@@ -33,3 +33,25 @@ def progress(label):
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(label, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def show_tables(tables):
+    """Print tables, each with a title, a header and rows; rich draws them on a terminal where it is installed."""
+    console = None
+    if sys.stdout.isatty():
+        with contextlib.suppress(ImportError):
+            from rich.console import Console
+
+            console = Console()
+    for title, header, rows in tables:
+        if console is None:
+            print(f"\n{title}:\n\n{table(header, rows)}")
+            continue
+        from rich.table import Table
+
+        drawn = Table(title=title, title_justify="left")
+        for number, name in enumerate(header):
+            drawn.add_column(name, justify="right" if number else "left", no_wrap=not number)
+        for row in rows:
+            drawn.add_row(*row)
+        console.print(drawn)

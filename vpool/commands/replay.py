@@ -75,6 +75,18 @@ def run(args):
     return result.to_dict()
 
 
+def failure(result):
+    """Why a replay is no success, of what `run` returned; None where it is one."""
+    return _out_of_memory(result["oom"], result["events"]) if result["oom"] else None
+
+
+def _out_of_memory(oom, events):
+    return (
+        f"out of memory at event {oom['event']:,} of {events:,}: {format_bytes(oom['requested'])} more were asked for "
+        f"with {format_bytes(oom['live_bytes'])} live"
+    )
+
+
 def render(result):
     """The result as text for a terminal."""
     figures = [
@@ -100,9 +112,5 @@ def render(result):
         text += "\n\n" + "\n".join(f"note: {note}" for note in result.notes)
     if result.oom:
         # First, since it makes what follows figures of a part.
-        text = (
-            f"out of memory at event {result.oom['event']:,} of {result.events:,}: "
-            f"{format_bytes(result.oom['requested'])} more were asked for with "
-            f"{format_bytes(result.oom['live_bytes'])} live\n\n{result.shortage}\n\n{text}"
-        )
+        text = f"{_out_of_memory(result.oom, result.events)}\n\n{result.shortage}\n\n{text}"
     return text

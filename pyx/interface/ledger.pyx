@@ -1,0 +1,213 @@
+"""The blocks that a debugger watches: which are live, which wait in quarantine, and which were freed lately.
+
+Compiled, since a signal is handled between two steps of Python code, and its exception would lose the block that
+is on its way between them.  Here it can only come out of what is called.
+"""
+import collections
+import threading
+
+cimport cython
+from libc.stdint cimport uint64_t
+
+from vpool._interface.access cimport Access
+
+
+class NotLive(LookupError):
+    """There is no live block at an address.  Never leaves the pool, which knows better what there is."""
+
+
+@cython.no_gc_clear   # a collection that takes the pool apart may drop buffers after this
+cdef class Ledger:
+    """Base of `vpool.debugging.Debugger`, which looks at memory; this class moves its blocks.
+
+    A subclass has `leave`, which looks at a block that is being freed, `written_late`, which looks at one that
+    leaves quarantine, and `report`.  A block is an object with `address`, `base`, `nbytes`, `freer`, `freed_at`,
+    `poisoned` and `users`.
+
+    Parameters
+    ----------
+    access : Access
+    poison : int or None
+        Byte that freed blocks are filled with.
+    most_waiting : int
+        Blocks that quarantine holds.
+    most_freed : int
+        Addresses whose last free is remembered.
+
+    Notes
+    -----
+    Thread safety: every method may be called from any thread, and in the middle of another one: a buffer
+    may be dropped by a garbage collection at any moment.
+    """
+
+    cdef readonly Access access
+    cdef readonly object changing             # lock of what follows; nothing is called while it is held
+    cdef readonly dict live                   # by the address that the caller has
+    cdef readonly object freed                # lately, the same; the oldest first
+    cdef readonly object waiting              # in quarantine, the same
+    cdef readonly object waiting_bytes
+    cdef readonly object never_lent           # blocks that their callers never got
+    cdef public object bound                  # bytes that may wait
+    cdef object poison
+    cdef Py_ssize_t most_waiting
+    cdef Py_ssize_t most_freed
+
+    def __init__(self, Access access not None, poison, *, Py_ssize_t most_waiting, Py_ssize_t most_freed):
+        self.access = access
+        self.poison = poison
+        self.most_waiting = most_waiting
+        self.most_freed = most_freed
+        self.changing = threading.RLock()
+        self.live = {}
+        self.freed = collections.OrderedDict()
+        self.waiting = collections.OrderedDict()
+        self.waiting_bytes = self.never_lent = self.bound = 0
+
+    def enter(self, block):
+        """Watch a block from now on."""
+        with self.changing:
+            self.freed.pop(block.address, None)
+            self.live[block.address] = block
+
+    def free(self, uint64_t address, slot=None, *, bint surely=False):
+        """Take a block back.
+
+        Parameters
+        ----------
+        address : int
+            As its caller knows it.
+        slot : int, optional
+            Of the stream it is freed on, which was just named; its own if not given.
+        surely : bool
+            Free it also where bytes beside it were written, and report that.
+
+        Returns
+        -------
+        GuardError or None
+            Otherwise the error to raise: the block has a new guard, and stays live.
+
+        Raises
+        ------
+        NotLive
+            Where there is no live block.
+        SourceError
+            Where memory cannot be read or filled; the block stays live.
+        """
+        block = self.take(address)
+        try:
+            damage, last = self.leave(block, slot, surely)
+            if damage is not None and not surely:
+                self.take_back(block)
+                return damage
+            # The last that can fail, and not in `leave`: a block that is live again has what it had.
+            if self.poison is not None and last is not None:
+                self.access.fill(last, slot is not None, block.base, self.poison, block.nbytes)
+                block.poisoned = True
+        except BaseException:
+            self.take_back(block)
+            raise
+        try:
+            if damage is not None:
+                self.report(damage)
+        finally:
+            self.put_away(block)
+        return None
+
+    def drop(self, uint64_t address):
+        """Take the block of a dropped buffer back; what is wrong is reported, since nobody can catch it."""
+        cdef object wrong = None
+        try:
+            self.free(address, surely=True)
+            return
+        except NotLive:
+            return                                # another thread was faster
+        except AttributeError:
+            pass                                  # a collection that takes the pool apart has been here
+        except BaseException as error:            # of a signal too, which would pass a buffer that nobody has any more
+            wrong = error
+        with self.changing:
+            block = self.live.pop(address, None)
+        try:
+            if wrong is not None:
+                self.report(wrong)
+        finally:
+            if block is not None:
+                self.access.put(block.base, None)
+
+    def use(self, uint64_t address, int slot):
+        """Note that a further stream uses a block."""
+        with self.changing:
+            block = self.live.get(address)
+            if block is not None:
+                block.users = (*block.users, slot)
+
+    def base_of(self, uint64_t address):
+        """Address of a live block as the pool knows it."""
+        block = self.live.get(address)
+        if block is None:
+            raise NotLive(address)
+        return block.base
+
+    def forget(self, uint64_t address):
+        """Watch a block no more that its caller never got; the pool takes it back and has counted both."""
+        with self.changing:
+            self.live.pop(address, None)
+            self.never_lent += 1
+
+    def is_live(self, uint64_t address):
+        """Whether a block is with its caller."""
+        return address in self.live
+
+    def release_all(self, nbytes=0):
+        """Give back all that waits in quarantine: the pool is trimmed, or cannot serve a request."""
+        self.release(0)
+
+    def release(self, bound):
+        """Let the oldest blocks out of quarantine until at most `bound` bytes are left there."""
+        while True:
+            with self.changing:
+                if self.waiting_bytes <= bound and len(self.waiting) <= (self.most_waiting if bound else 0):
+                    return
+                _, block = self.waiting.popitem(last=False)
+                self.waiting_bytes -= block.nbytes
+            try:
+                self.look_at_last(block)
+            finally:
+                self.access.put(block.base, block.freer)
+
+    cdef look_at_last(self, block):
+        try:
+            error = self.written_late(block)
+        except Exception as failed:
+            error = failed
+        if error is not None:
+            self.report(error)
+
+    cdef take(self, address):
+        """The live block at an address, which from now on is one that was freed."""
+        with self.changing:
+            block = self.live.pop(address, None)
+            if block is not None:
+                self.freed[address] = block
+                while len(self.freed) > self.most_freed:
+                    self.freed.popitem(last=False)
+        if block is None:
+            raise NotLive(address)
+        return block
+
+    cdef take_back(self, block):
+        """Make a block live again whose free has failed."""
+        block.freer = block.freed_at = None
+        with self.changing:
+            self.freed.pop(block.address, None)
+            self.live[block.address] = block
+
+    cdef put_away(self, block):
+        """Free a block, or have it wait."""
+        if block.nbytes > self.bound:
+            self.access.put(block.base, block.freer)
+            return
+        with self.changing:
+            self.waiting[block.address] = block
+            self.waiting_bytes += block.nbytes
+        self.release(self.bound)
