@@ -25,17 +25,22 @@ buffer = pool.empty(1 << 20)
 other = pool.empty(300, stream=5)
 ptr = pool.allocate(1000)
 figures = pool.stats
+recording = pool.record().__enter__()
+phase = pool.measure().__enter__()
 
 def child():
     calls = {
         'allocate': lambda: pool.allocate(100), 'on a stream': lambda: pool.allocate(100, stream=5),
         'empty': lambda: pool.empty(100), 'empty on a stream': lambda: pool.empty(100, stream=object()),
-        'record': lambda: pool.record_stream(ptr, 5), 'record a buffer': lambda: buffer.record_stream(5),
+        'record a stream': lambda: pool.record_stream(ptr, 5), 'record a buffer': lambda: buffer.record_stream(5),
         'forget': lambda: pool.forget_stream(5), 'on_pressure': lambda: pool.on_pressure(print),
         'ladder': lambda: pool.ladder, 'crossings': lambda: pool.crossings, 'stats': lambda: pool.stats,
         'core_share': lambda: pool.core_share, 'inspect': pool.inspect, 'apply': lambda: pool.apply(vpool.Dynamic()),
         'set_limit': lambda: pool.set_limit('32MiB'), 'maintain': pool.maintain, 'coalesce': pool.coalesce,
-        'leaks': pool.leaks,
+        'leaks': pool.leaks, 'snapshot': pool.snapshot, 'memory_info': pool.memory_info,
+        'measure': pool.measure, 'limit': lambda: pool.limit('some', 100), 'record': lambda: pool.record(),
+        'an end of a recording': lambda: recording.__exit__(None, None, None), 'mark': recording.mark,
+        'an end of a measure': lambda: phase.__exit__(None, None, None), 'what a measure says': lambda: repr(phase),
         'trim': pool.trim, 'reset_peaks': pool.reset_peaks, 'check': pool.check,
         'release': lambda: pool.release_capture(1), 'share': lambda: pool.share_capture(1, 2),
         'captures': lambda: pool.captures, 'ipc': lambda: pool.ipc_handle(ptr), 'int': lambda: int(buffer),

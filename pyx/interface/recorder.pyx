@@ -54,6 +54,7 @@ cdef class Recorder:
 
     def mark(self):
         """Note that a step begins."""
+        self.pool.must_be_mine()
         with nogil:
             journal_note(&self.pool.areas.journal, EVENT_MARK, 0, 0, 0, 0, 0, 0)
 
@@ -65,6 +66,7 @@ cdef class Recorder:
         tuple
             The records; the number of the first event that is still there, and an array of all from there on.
         """
+        self.pool.must_be_mine()
         # What waits in quarantine is live as far as events are concerned.
         records = copy_records(self.pool.areas, self.pool.name)
         with nogil:
@@ -74,7 +76,9 @@ cdef class Recorder:
         return records, copy_events(self.pool.areas)
 
     def close(self):
-        """Give the ring back."""
+        """Give the ring back; a child of the pool's process leaves it to its parent."""
+        if self.pool.forked:
+            return
         with nogil:
             journal_close(&self.pool.areas.journal)
         noted_switch(self.pool.areas, False)

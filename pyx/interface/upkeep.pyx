@@ -103,7 +103,7 @@ cdef class Upkeep(Lender):
         """
         self.must_be_mine()
         if self.measures is None:
-            self.measures = Measures(Gauge(self.areas))
+            self.measures = Measures(Gauge(self.areas, self.name))
         return Measure(self.measures)
 
     def limit(self, tag, nbytes):
@@ -293,7 +293,7 @@ cdef class Upkeep(Lender):
         """Make what is live and reserved now the highest values so far.  Nothing else changes."""
         self.must_be_mine()
         if self.measures is None:
-            self.measures = Measures(Gauge(self.areas))
+            self.measures = Measures(Gauge(self.areas, self.name))
         self.measures.reset()
         with nogil:
             journal_reset_peaks(&self.areas.journal)

@@ -4,3 +4,6 @@ from vpool._management.areas cimport Areas
 
 cdef class Gauge:
     cdef Areas areas
+    cdef str name                 # of the pool
+
+    cdef int must_be_mine(self) except -1
