@@ -51,6 +51,7 @@ MODULES = {
         "replay",
         "bench",
     ),
+    "planning": ("packing", "search"),
 }
 WITH_CUDA_HEADERS = {"cuda_driver"}
 DIRECTIVES = {

@@ -22,6 +22,7 @@ from vpool.errors import (
     SourceError,
 )
 from vpool.explain import explain
+from vpool.plan import Plan, plan
 from vpool.policy import Policy
 from vpool.recommendation import Recommendation
 from vpool.replay import ReplayResult, replay
@@ -48,6 +49,7 @@ __all__ = [
     "InvalidPointerError",
     "OutOfMemoryError",
     "PatternError",
+    "Plan",
     "Policy",
     "Pool",
     "Recommendation",
@@ -65,6 +67,7 @@ __all__ = [
     "explain",
     "get_include",
     "inspect",
+    "plan",
     "pools",
     "replay",
     "set_default_pool",
