@@ -28,7 +28,7 @@ MODULES = {
     ),
     "management": (
         *("order", "pending", "arena", "journal", "lend", "cross", "core", "ladder", "adapt", "walk", "noted"),
-        "areas",
+        *("planned", "areas"),
     ),
     "interface": (
         "arguments",

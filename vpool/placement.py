@@ -2,7 +2,7 @@
 
 import io
 import os
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 
@@ -11,7 +11,17 @@ import numpy as np
 from vpool.errors import FormatError
 from vpool.sizes import MAX_SIZE, format_bytes
 
-__all__ = ["FORMAT_VERSION", "MAX_ROUNDING", "UNPLANNED", "Plan", "rounded", "section_loads", "sections_of"]
+__all__ = [
+    "FORMAT_VERSION",
+    "MAX_ROUNDING",
+    "UNPLANNED",
+    "Plan",
+    "checked_plan",
+    "rounded",
+    "section_loads",
+    "sections_of",
+    "with_plan",
+]
 
 FORMAT_VERSION = 1
 MAX_ROUNDING = 2 << 20
@@ -69,7 +79,7 @@ class Plan:
 
     A row for each request of the step, in order.  Made by `vpool.plan` or `load`.
 
-    Attributes
+    Parameters
     ----------
     nbytes : array of uint64
         Bytes that were requested.
@@ -119,26 +129,48 @@ class Plan:
         _expect_rows(~planned | on_grid, f"an offset that is no multiple of {rounding}")
         most = MAX_SIZE - MAX_ROUNDING - self.nbytes.astype(np.int64)
         _expect_rows(~planned | (self.offset <= most), "an end beyond 63 bits")
-        self._check_overlaps()
+        self.below()  # looks at overlaps
 
-    def _check_overlaps(self):
-        """Look at each planned block beside those that live when it is born."""
-        rows = self._planned_rows
-        size = self._sizes
-        times = np.concatenate((self.born[rows], self.freed[rows]))
-        live: list[tuple[int, int]] = []  # begin and end, sorted
-        for event in np.argsort(times, kind="stable").tolist():
-            row = rows[event % len(rows)]
-            begin = int(self.offset[row])
-            mine = (begin, begin + int(size[event % len(rows)]))
+    def below(self, rows=None):
+        """For each of some planned requests that which lies next below it while both live.
+
+        Parameters
+        ----------
+        rows : array of int64, optional
+            The requests that are looked at, rising; all planned ones if not given.
+
+        Returns
+        -------
+        array of int64
+            For each of the rows the place of another among them, or -1.
+
+        Raises
+        ------
+        FormatError
+            Where blocks overlap that live together.
+
+        Notes
+        -----
+        O(n log n) comparisons for n rows; moves words of at most what lives at once for each.
+        """
+        rows = self._planned_rows if rows is None else rows
+        count = len(rows)
+        begins = self.offset[rows].tolist()
+        ends = (self.offset[rows] + rounded(self.nbytes[rows], self.rounding)).tolist()
+        below = np.full(count, -1, np.int64)
+        live: list[tuple[int, int, int]] = []  # begin, end and place of what lives, by begin
+        for event in np.argsort(np.concatenate((self.born[rows], self.freed[rows])), kind="stable").tolist():
+            place = event % count
+            mine = (begins[place], ends[place], place)
             at = bisect_left(live, mine)
-            if event >= len(rows):
+            if event >= count:
                 del live[at]
                 continue
-            before, behind = live[at - 1 : at], live[at : at + 1]
-            if (before and before[0][1] > mine[0]) or (behind and behind[0][0] < mine[1]):
-                raise FormatError(f"request {row}: its place is another block's while it lives")
-            insort(live, mine)
+            if (at and live[at - 1][1] > mine[0]) or (at < len(live) and live[at][0] < mine[1]):
+                raise FormatError(f"request {rows[place]}: its place is another block's while it lives")
+            below[place] = live[at - 1][2] if at else -1
+            live.insert(at, mine)
+        return below
 
     @cached_property
     def _planned_rows(self):
@@ -190,6 +222,28 @@ class Plan:
             f"{': no placement takes less' if self.is_optimal else ''}"
         )
 
+    def sequence(self):
+        """What a pool serves from: the requests of the stream that has the most planned bytes, and their places.
+
+        Returns
+        -------
+        nbytes : array of uint64
+            Of each request of that stream, in order.
+        offset : array of int64
+            -1 for one that is not planned.
+        below : array of int64
+            For each planned request the one that lies next below it while both live, or -1.
+        """
+        planned = self.offset != UNPLANNED
+        bytes_of = np.bincount(self.stream[planned], weights=self._sizes) if planned.any() else [0]
+        mine = self.stream == int(np.argmax(bytes_of))
+        nbytes, offset = self.nbytes[mine], self.offset[mine]
+        below = np.full(len(nbytes), -1, np.int64)
+        places = np.flatnonzero(offset != UNPLANNED)
+        found = self.below(np.flatnonzero(planned & mine))
+        below[places] = np.where(found >= 0, places[found], -1)
+        return nbytes, offset, below
+
     def to_dict(self):
         """The figures, as plain Python types."""
         return {
@@ -240,6 +294,52 @@ class Plan:
             # Whatever a damaged file makes zip, zlib and numpy raise: there is no end to the kinds.
             why = f"{type(reason).__name__}: {reason}"
             raise FormatError(f"{os.fspath(path)}: not a readable plan: {why}") from None
+
+
+def checked_plan(plan, rounding):
+    """The plan that a plan or its path means, for a pool that rounds so.
+
+    Raises
+    ------
+    ValueError
+        For sizes that are rounded less than the pool's.
+    """
+    if isinstance(plan, (str, os.PathLike)):
+        plan = Plan.load(plan)
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be a vpool.Plan or its path, not {type(plan).__name__}")
+    if plan.rounding < rounding:
+        raise ValueError(
+            f"the plan rounds sizes to {plan.rounding} bytes and the pool to {rounding}: plan with rounding={rounding}"
+        )
+    return plan
+
+
+def with_plan(numbers, plan):
+    """The numbers of a strategy whose pool serves from a plan: a fixed core for it, from which nothing else is served.
+
+    Raises
+    ------
+    ValueError
+        Where the strategy has a fixed core of its own, or its limit is below the plan's peak.
+    """
+    if plan is None or plan.planned == 0:
+        return numbers
+    if numbers.core:
+        raise ValueError("a plan needs a strategy that has no fixed core of its own: vpool.Dynamic")
+    if plan.peak_bytes > numbers.limit:
+        raise ValueError(
+            f"the plan takes {format_bytes(plan.peak_bytes)}, and the pool may take {format_bytes(numbers.limit)}"
+        )
+    # Larger than any size, so that no request is a common one.
+    nothing = 2**64 - 1
+    return numbers._replace(
+        core=plan.peak_bytes,
+        smallest=nothing,
+        largest=nothing,
+        planned=True,
+        initial=min(numbers.initial, numbers.limit - plan.peak_bytes),
+    )
 
 
 def _contents(file):

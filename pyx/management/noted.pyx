@@ -42,19 +42,20 @@ cdef BlockId noted_lend(Areas areas, Arena* arena, uint64_t requested, uint64_t*
     cdef uint16_t tag = journal_tag()
     cdef Arena* first = arena.fixed if is_common(areas, requested) else arena
     cdef Request request
-    cdef BlockId block_id
+    cdef BlockId block_id = 0
     cdef Block* block
     cdef Seat* seat
     if tag and not journal_charge(&areas.journal, tag, requested):
         return 0
-    seat = bias_enter(&first.lock)
-    block_id = hit_any(first, requested)
-    if likely(block_id != 0):
-        block = &first.blocks[block_id]
-        block.tag = tag
-        address[0] = block.address
-        journal_lent(&areas.journal, block.address, block.nbytes, requested, first.slot, tag, 0)
-    bias_leave(&first.lock, seat)
+    if areas.planned is None:                     # a plan has to see every request
+        seat = bias_enter(&first.lock)
+        block_id = hit_any(first, requested)
+        if likely(block_id != 0):
+            block = &first.blocks[block_id]
+            block.tag = tag
+            address[0] = block.address
+            journal_lent(&areas.journal, block.address, block.nbytes, requested, first.slot, tag, 0)
+        bias_leave(&first.lock, seat)
     if likely(block_id != 0):
         return block_id
     request_init(areas, &request, arena, requested, GRANULE)
