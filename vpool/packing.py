@@ -15,8 +15,9 @@ _LEVEL = 6  # of compression; 9 takes four times as long for a twentieth less
 class Packed:
     """A header and columns of numbers from 0 to 2**53.
 
-    A column is cut into planes: the lowest byte of every number, then the next one, as many as the largest number needs.
-    Numbers that never fall are kept as differences.  Both make bytes alike that stand together, which compression likes.
+    A column is cut into planes: the lowest byte of every number, then the next one, as many as the largest number
+    needs.  Numbers that never fall are kept as differences.  So bytes stand together that are alike, which compression
+    likes.
     """
 
     def __init__(self):

@@ -17,7 +17,7 @@ from vpool.version import __version__
 __all__ = ["page_of_snapshot", "page_of_trace"]
 
 _SCRIPTS = ("decode", "format", "model", "raster", "charts", "tables", "main")
-_SAMPLES = 1500  # moments for which the page knows the largest free range beforehand
+_SAMPLES = 1000  # moments for which the page knows the largest free range beforehand
 _STATES = ("live", "free", "pending", "unmapped")
 
 
@@ -45,7 +45,7 @@ def page_of_trace(trace, title, placement):
 
     Notes
     -----
-    O(events), and 1,500 times O(allocations) for the curve of fragmentation.
+    O(events), and up to 1,500 times O(allocations) for the curve of fragmentation.
     """
     details = trace.details
     if details is None:
@@ -229,9 +229,14 @@ def _largest_free(births, deaths, offsets, sizes, moved, moved_offsets, clock, u
         low = np.array(sorted(there), np.int64)
         high = low + np.array([there[offset] for offset in low.tolist()], np.int64)
         # Free ranges begin where a segment does or a block ends, and end where a block begins or a segment ends.
-        gaps = np.sort(np.concatenate((begin[live], high))) - np.sort(np.concatenate((low, end[live])))
+        # Both are sorted but for the segments, which a stable sort sees and merges.
+        gaps = _merged(begin[live], high) - _merged(end[live], low)
         largest.append(max(0, int(gaps.max(initial=0)) * unit))
     return at, np.array(largest, np.int64)
+
+
+def _merged(first, second):
+    return np.sort(np.concatenate((first, second)), kind="stable")
 
 
 def _page(title, header, packed):

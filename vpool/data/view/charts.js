@@ -1,12 +1,13 @@
 // Curves, fragmentation and the map on one canvas, and what is chosen or pointed at on another above it.
 
+const FONT = '12px system-ui, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif';
 const MARGIN = { left: 74, right: 10, top: 18, bottom: 24, gap: 26 };
 
 class Charts {
   constructor(stage, base, over, model) {
     Object.assign(this, { stage, base, over, model });
     this.trace = model.header.kind === "trace";
-    this.axis = this.trace && model.timed ? "time" : "events";
+    this.axis = "events"; // every event is as wide, where a run's time may be idle for the most part
     this.moment = null;
     this.reset();
   }
@@ -19,7 +20,7 @@ class Charts {
   }
 
   get high() {
-    return Math.max(1, this.model.height);
+    return Math.max(this.trace ? 1 : 8, this.model.height); // rows of few segments would be too high
   }
 
   reset() {
@@ -112,7 +113,7 @@ class Charts {
     canvas.height = Math.round(clientHeight * scale);
     const context = canvas.getContext("2d");
     context.setTransform(scale, 0, 0, scale, 0, 0);
-    context.font = '12px system-ui, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif';
+    context.font = FONT;
     context.textBaseline = "middle";
     this.scale = scale;
     return context;
@@ -248,7 +249,7 @@ class Charts {
       }
     } else {
       const pad = 0.06; // of a row, above and below
-      const rows = Math.ceil(view.high);
+      const rows = Math.min(model.height, Math.ceil(view.high));
       for (let row = Math.floor(view.low); row < rows; row++) {
         raster.fill(x(0), x(model.columns.segmentSize[row]), y(row + pad), y(row + 1 - pad), -1);
       }
@@ -276,12 +277,13 @@ class Charts {
       context.fillStyle = colours.muted;
       context.font = '11px ui-monospace, "DejaVu Sans Mono", monospace';
       const every = Math.max(1, Math.ceil(((view.high - view.low) * 15) / panel.height));
-      for (let row = Math.ceil(view.low); row < view.high; row += every) {
+      for (let row = Math.ceil(view.low); row < Math.min(model.height, view.high); row += every) {
         const y = this.toY(row + 0.5, panel);
         if (y < panel.top || y > panel.bottom) continue;
         const address = model.header.segmentAddresses[row];
         context.fillText(address.length > 9 ? `…${address.slice(-8)}` : address, panel.left - 8, y);
       }
+      context.font = FONT;
       return;
     }
     this.title(context, colours, panel, "address space, ranges one above the other");
@@ -324,7 +326,7 @@ class Charts {
     const dense = seen.length > map.width / 8;
     let last = -Infinity;
     for (const { index, x } of seen) {
-      const labelled = x - last > 58;
+      const labelled = x - last > 58 && x > map.left + 60; // the title of the panel is there
       context.globalAlpha = dense ? 0.18 : 0.45;
       context.fillStyle = colours.muted;
       for (const panel of [panels.curves, panels.fragmentation]) context.fillRect(Math.round(x), panel.top, 1, panel.height);
@@ -332,7 +334,7 @@ class Charts {
       if (!labelled || x > map.right - 44) continue;
       last = x;
       context.textAlign = "left";
-      context.fillText(`step ${index}`, x + 4, panels.curves.top + 8);
+      context.fillText(`step ${index}`, x - 1, panels.curves.top - 9);
     }
   }
 

@@ -18,6 +18,9 @@ const countText = (count) => Math.round(count).toLocaleString("en-US");
 const percentText = (share) => `${(100 * share).toFixed(1)} %`;
 const plural = (count, noun) => `${countText(count)} ${noun}${count === 1 ? "" : "s"}`;
 
+/** A call site without the folders of its files. */
+const siteText = (site) => site.replace(/[^\s<>]*\/(?=[^\s/]+:\d)/g, "");
+
 /** A duration of so many microseconds. */
 function timeText(us) {
   const size = Math.abs(us);
@@ -62,6 +65,7 @@ function axisTime(us, step) {
 }
 
 function axisCount(value, step) {
+  if (value === 0) return "0";
   if (step >= 1e6) return `${Number((value / 1e6).toFixed(1))} M`;
   if (step >= 1e3) return `${Number((value / 1e3).toFixed(1))} k`;
   return countText(value);

@@ -32,6 +32,19 @@ function orderOf(values) {
   return order;
 }
 
+/** The first so many of some items, in order, without sorting all of them. */
+function firstOf(items, most, compare) {
+  const found = [];
+  for (const item of items) {
+    if (found.length === most && compare(item, found[most - 1]) >= 0) continue;
+    let place = found.length;
+    while (place && compare(item, found[place - 1]) < 0) place--;
+    found.splice(place, 0, item);
+    if (found.length > most) found.pop();
+  }
+  return found;
+}
+
 /** Sums by name of what is live, the most bytes first. */
 class Sums {
   constructor(names) {
@@ -47,8 +60,13 @@ class Sums {
     row.requested += requested;
   }
 
-  sorted() {
-    const rows = [...this.rows.values()].sort((a, b) => b.allocated - a.allocated || a.key - b.key);
+  get count() {
+    return this.rows.size;
+  }
+
+  /** The first so many. */
+  top(most) {
+    const rows = firstOf(this.rows.values(), most, (a, b) => b.allocated - a.allocated || a.key - b.key);
     for (const row of rows) row.name = this.names ? this.names[row.key] : row.key;
     return rows;
   }
@@ -67,7 +85,6 @@ class Moment {
     this.sizes = new Sums(null);
     this.tiers = TIERS.map((_, i) => ({ key: i, name: TIER_NAMES[i], blocks: 0, allocated: 0, requested: 0 }));
     for (const segment of segments) Object.assign(segment, { live: 0, blocks: 0, free: 0, largest: 0, pending: 0, held: [] });
-    this.largest = [];
   }
 
   live(block, segment) {
@@ -89,17 +106,12 @@ class Moment {
       segment.blocks++;
       segment.held.push(block);
     }
-    this.keep(block);
   }
 
-  /** Keeps the largest blocks. */
-  keep(block) {
+  /** The largest blocks, so many. */
+  largest(most) {
     const { size } = this.model.columns;
-    const most = 12;
-    if (this.largest.length === most && size[block] <= size[this.largest[most - 1]]) return;
-    this.largest.push(block);
-    this.largest.sort((a, b) => size[b] - size[a]);
-    this.largest.length = Math.min(most, this.largest.length);
+    return firstOf(this.segments.flatMap((segment) => firstOf(segment.held, most, (a, b) => size[b] - size[a])), most, (a, b) => size[b] - size[a]);
   }
 
   gap(segment, units) {

@@ -81,7 +81,7 @@ const REST = "#9aa3ab";
 /** The ways to colour blocks: groups, which have names and colours, and the group of a block. */
 function colourings(model, dark) {
   const { stream, tag, site, size } = model.columns;
-  const tiers = dark ? ramp("#2c4a63", "#9fd3ff", 6) : ramp("#bcd6ea", "#143f6b", 6);
+  const tiers = dark ? ramp("#d6ecff", "#31587c", 6) : ramp("#12304f", "#93b9d9", 6);
   const found = { size: { label: "size", names: TIER_NAMES, colours: tiers, groupOf: (block) => model.tierOf(block) } };
   if (model.header.kind === "trace") {
     const spans = [1 / 1000, 1 / 100, 1 / 10, 1];
@@ -111,7 +111,7 @@ function colourings(model, dark) {
     while (shown.length < DISTINCT.length) shown.push(null);
     found[label] = {
       label,
-      names: [...shown, order.length > DISTINCT.length || names[0] === "" ? "other" : null],
+      names: [...shown, order.length > DISTINCT.length || (!names[0] && totals[0]) ? "other" : null],
       colours: [...DISTINCT, REST].map(rgb),
       groupOf: (block) => place[values[block]],
     };

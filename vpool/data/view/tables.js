@@ -20,18 +20,21 @@ function shareCell(part, whole) {
   return element("td", { class: "share", title: percentText(share / 100) }, bar);
 }
 
+// Columns of words, which stand to the left.
+const WORDS = new Set(["held by", "since", "age", "whose"]);
+
 /** A card with a table: titles of columns, then rows of cells; what to say where there are none. */
 function card(id, title, columns, rows, { empty, sub, wide } = {}) {
   const parts = [element("h2", {}, title)];
   if (sub) parts.push(element("p", { class: "sub" }, sub));
   if (rows.length) {
-    const head = element("tr", {}, ...columns.map((name) => element("th", { scope: "col" }, name)));
+    const head = element("tr", {}, ...columns.map((name) => element("th", { scope: "col", class: WORDS.has(name) && "words" }, name)));
     parts.push(element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)));
   } else parts.push(element("p", { class: "empty" }, empty));
   return element("section", { class: wide ? "card wide" : "card", id, "aria-label": title }, ...parts);
 }
 
-const ROWS = 10;
+const ROWS = 10; // of a table
 
 class Tables {
   constructor(model, actions) {
@@ -56,9 +59,8 @@ class Tables {
     if (!this.trace) rows.push(["pending", moment.pending, ""]);
     if (moment.unmapped) rows.push(["unmapped", moment.unmapped, ""]);
     const list = rows.flatMap(([name, nbytes, more]) => [
-      element("dt", {}, name),
-      element("dd", { "data-figure": name, "data-value": nbytes, title: `${countText(nbytes)} B` },
-        more ? element("small", {}, `${more}  `) : null, bytesText(nbytes)),
+      element("dt", {}, name, more ? element("small", {}, ` in ${more}`) : null),
+      element("dd", { "data-figure": name, "data-value": nbytes, title: `${countText(nbytes)} B` }, bytesText(nbytes)),
     ]);
     const shares = [
       ["utilization", moment.utilization, "allocated / reserved"],
@@ -86,32 +88,31 @@ class Tables {
     found.push(this.pinned(moment));
     if (header.tags.some((name) => name)) found.push(this.groups("tags", "Tags", "tag", moment.tags, moment, "no tag"));
     if (header.sites.some((name) => name)) {
-      found.push(this.groups("sites", "Call sites", "site", moment.sites, moment, "not known"));
+      found.push(this.groups("sites", "Call sites", "site", moment.sites, moment, "not known", true));
     }
-    found.push(this.sizes(moment), this.largest(moment), this.tiers(moment));
+    found.push(this.sizes(moment), this.tiers(moment));
     if (header.streams.length > 1) found.push(this.groups("streams", "Streams", "stream", moment.streams, moment, ""));
     if (!header.sites.some((name) => name)) {
       const how = "Call sites are not in this file: pool.record(sites=True) keeps them, and with vpool.tag(\"…\") names blocks.";
       found.push(element("section", { class: "card", id: "sites" }, element("h2", {}, "Call sites"), element("p", { class: "empty" }, how)));
     }
+    found.push(this.largest(moment));
     return found;
   }
 
-  groups(id, title, what, sums, moment, none) {
-    const rows = sums.sorted();
-    const shown = rows.slice(0, ROWS).map((row) =>
-      element("tr", { "data-name": row.name }, element("td", {}, row.name || none), countCell(row.blocks), bytesCell(row.allocated),
+  groups(id, title, what, sums, moment, none, wide = false) {
+    const shown = sums.top(ROWS).map((row) =>
+      element("tr", { "data-name": row.name }, element("td", { title: row.name }, siteText(row.name) || none), countCell(row.blocks), bytesCell(row.allocated),
         bytesCell(row.requested), shareCell(row.allocated, moment.allocated)));
-    const sub = rows.length > ROWS ? `${ROWS} of ${countText(rows.length)}` : undefined;
-    return card(id, title, [what, "blocks", "bytes", "requested", ""], shown, { empty: "Nothing is live.", sub });
+    const sub = sums.count > ROWS ? `${ROWS} of ${countText(sums.count)}` : undefined;
+    return card(id, title, [what, "blocks", "bytes", "requested", ""], shown, { empty: "Nothing is live.", sub, wide });
   }
 
   sizes(moment) {
-    const rows = moment.sizes.sorted();
-    const shown = rows.slice(0, ROWS).map((row) =>
+    const shown = moment.sizes.top(ROWS).map((row) =>
       element("tr", { "data-name": row.name }, element("td", { title: `${countText(row.key)} B` }, bytesText(row.key)),
         countCell(row.blocks), bytesCell(row.allocated), shareCell(row.allocated, moment.allocated)));
-    const sub = rows.length > ROWS ? `${ROWS} of ${countText(rows.length)}` : undefined;
+    const sub = moment.sizes.count > ROWS ? `${ROWS} of ${countText(moment.sizes.count)}` : undefined;
     return card("sizes", "Requested sizes", ["size", "blocks", "bytes", ""], shown, { empty: "Nothing is live.", sub });
   }
 
@@ -124,13 +125,13 @@ class Tables {
 
   largest(moment) {
     const { size, requested } = this.model.columns;
-    const rows = moment.largest.map((block) =>
+    const rows = moment.largest(ROWS).map((block) =>
       element("tr", { class: "choosable", "data-block": block, onclick: () => this.actions.toBlock(block) },
         element("td", {}, element("button", { type: "button", title: "Show it in the map" }, element("code", {}, this.model.blockAddress(block)))),
-        bytesCell(size[block] * this.model.unit), bytesCell(requested[block]), element("td", {}, this.since(block, moment)),
-        element("td", {}, this.whose(block))));
+        bytesCell(size[block] * this.model.unit), bytesCell(requested[block]), element("td", { class: "words" }, this.since(block, moment)),
+        element("td", { class: "words" }, this.whose(block))));
     return card("largest", "Largest blocks", ["address", "bytes", "requested", this.trace ? "since" : "age", "whose"], rows,
-      { empty: "Nothing is live." });
+      { empty: "Nothing is live.", wide: true });
   }
 
   /** Segments that could go back but for what is live in them. */
@@ -140,7 +141,7 @@ class Tables {
       element("tr", { class: "choosable", "data-segment": segment.address, onclick: () => this.actions.toSegment(segment) },
         element("td", {}, element("button", { type: "button", title: "Show it in the map" }, element("code", {}, segment.address))),
         bytesCell(segment.nbytes * this.model.unit), bytesCell(segment.free), bytesCell(segment.largest), countCell(segment.blocks),
-        bytesCell(segment.live), element("td", { class: "pins" }, this.pins(segment, moment))));
+        bytesCell(segment.live), element("td", { class: "words" }, this.pins(segment, moment))));
     const idle = moment.segments.filter((one) => !one.blocks && !one.pending);
     const held = idle.reduce((sum, one) => sum + one.free, 0);
     const said = [`${plural(all.length, "segment")} with live blocks ${all.length === 1 ? "holds" : "hold"} ${bytesText(all.reduce((sum, one) => sum + one.free, 0))} free.`];
@@ -152,10 +153,10 @@ class Tables {
   /** The oldest blocks of a segment in words. */
   pins(segment, moment) {
     const { birth, size, age } = this.model.columns;
-    const oldest = [...segment.held].sort((a, b) => (this.trace ? birth[a] - birth[b] : age[b] - age[a] || size[b] - size[a]));
-    const shown = oldest.slice(0, 2).map((block) =>
+    const older = this.trace ? (a, b) => birth[a] - birth[b] : (a, b) => age[b] - age[a] || size[b] - size[a];
+    const shown = firstOf(segment.held, 2, older).map((block) =>
       [bytesText(size[block] * this.model.unit), this.since(block, moment), this.whose(block)].filter((text) => text && text !== "—").join(", "));
-    const more = oldest.length - shown.length;
+    const more = segment.blocks - shown.length;
     return shown.join("; ") + (more > 0 ? `; ${countText(more)} more` : "");
   }
 
@@ -172,7 +173,7 @@ class Tables {
 
   whose(block) {
     const { header, columns } = this.model;
-    const parts = [header.tags[columns.tag[block]], header.sites[columns.site[block]]].filter((text) => text);
+    const parts = [header.tags[columns.tag[block]], siteText(header.sites[columns.site[block]])].filter((text) => text);
     if (header.streams.length > 1) parts.push(header.streams[columns.stream[block]]);
     return parts.join(", ") || "—";
   }
