@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import itertools
 import json
 import pickle
 import pickletools
@@ -126,7 +127,7 @@ class TestMemoryViz:
 
     def test_frees_come_in_pairs(self, snapshot):
         entries = snapshot["device_traces"][0]
-        for one, other in zip(entries, entries[1:], strict=False):
+        for one, other in itertools.pairwise(entries):
             assert (one["action"] == "free_requested") == (other["action"] == "free_completed")
             if one["action"] == "free_requested":
                 assert one["addr"] == other["addr"]
@@ -177,7 +178,7 @@ def test_chrome_trace_has_curves_and_steps(recording, tmp_path):
     }
     steps = [event for event in events if event["ph"] == "X"]
     assert [event["ts"] for event in steps] == recording.marks_us.tolist()
-    assert all(one["ts"] + one["dur"] == other["ts"] for one, other in zip(steps, steps[1:], strict=False))
+    assert all(one["ts"] + one["dur"] == other["ts"] for one, other in itertools.pairwise(steps))
 
 
 class TestPprof:

@@ -36,7 +36,8 @@ def _profile_class():
 def parsed(content):
     """A profile; what it has beyond the fields above is an error."""
     profile = _profile_class().FromString(content)
-    assert profile.SerializeToString(deterministic=True) and not _unknown(profile)
+    assert profile.SerializeToString(deterministic=True)
+    assert not _unknown(profile)
     return profile
 
 
