@@ -28,13 +28,18 @@ LAYERS = {
     ),
     "storage": ("vpool._storage", "vpool.sources", "vpool.ipc", "vpool.policy"),
     "management": ("vpool._management",),
-    "interface": ("vpool._interface", "vpool.maintenance", "vpool.debugging", "vpool.recording"),
+    "interface": ("vpool._interface", "vpool.maintenance", "vpool.annotation", "vpool.debugging", "vpool.recording"),
     "tools": (
         "vpool._planning",
         "vpool.plan",
         "vpool.defaults",
         "vpool.explain",
+        "vpool.live",
+        "vpool.metrics",
         "vpool.moments",
+        "vpool.packing",
+        "vpool.pages",
+        "vpool.placing",
         "vpool.replay",
         "vpool.runs",
         "vpool.sizing",
@@ -62,6 +67,9 @@ THIRD_PARTY = {
     "rich": "vpool.commands.console",
     "matplotlib": ("vpool.commands.compare", "vpool.commands.tune", "vpool.recommendation", "vpool.plots"),
     "distributed": "vpool.cluster",
+    "matplotlib": "vpool",
+    "prometheus_client": "vpool.metrics",
+    "nvtx": "vpool.annotation",
 }
 # End of the layers.
 CYTHON = {"cython", "cpython", "libc", "libcpp", "posix"}
