@@ -99,7 +99,7 @@ class TestPools:
 
 def test_a_replay_that_is_out_of_memory_says_what_would_help(capsys):
     trace = str(SAMPLES.parents[1] / "traces" / "two_streams.npz")
-    assert main(["replay", trace, "--capacity", "6GiB"]) == 0
+    assert main(["replay", trace, "--capacity", "6GiB"]) == 1
     text = capsys.readouterr().out
     assert "Largest holders of" in text
     assert "What would help" in text

@@ -105,18 +105,20 @@ class TestAttribution:
             with pytest.raises(TypeError, match="named by a string"):
                 vpool.tag(name)
 
-    def test_a_process_without_tags_notes_nothing(self):
-        """The word that the hot path reads is 0 until there is a tag."""
+    def test_the_first_tag_of_a_process(self):
+        """Pools that are there already count by tag from then on, and their older blocks have none."""
         code = (
             "import vpool\n"
             "pool = vpool.Pool(source='simulated')\n"
-            "pool.allocate(1000)\n"
-            "assert pool.ladder['search the whole size class'][0] == 1\n"
-            "pool.allocate(1000)\n"
-            "assert pool.ladder['search the whole size class'][0] == 1, 'a hit climbs no ladder'\n"
-            "with vpool.tag('some'): pass\n"
-            "pool.allocate(1000)\n"
-            "assert pool.ladder['search the whole size class'][0] == 2\n"
+            "before = pool.allocate(1000)\n"
+            "assert [row['tag'] for row in pool.inspect().tags] == [None]\n"
+            "with vpool.tag('some'): ptr = pool.allocate(2000)\n"
+            "found = {row['tag']: row['live_bytes'] for row in pool.inspect().tags}\n"
+            "assert found == {None: 1024, 'some': 2048}, found\n"
+            "pool.deallocate(before)\n"
+            "pool.deallocate(ptr)\n"
+            "assert [row['live_bytes'] for row in pool.inspect().tags] == [0]\n"
+            "pool.check()\n"
         )
         subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
 

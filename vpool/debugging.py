@@ -422,8 +422,8 @@ class Debugger(Ledger):
     def fill_origins(self, addresses, texts, site, age_us):
         """Tell sites and ages of live blocks, by where the pool has them; new sites are added to `texts`."""
         now = time.monotonic()
-        with self._changing:
-            live = {block.base: (block.site, block.born) for block in self._live.values()}
+        with self.changing:
+            live = {block.base: (block.site, block.born) for block in self.live.values()}
         numbers: dict[str, int] = {}
         for index, address in enumerate(addresses.tolist()):
             known = live.get(address)

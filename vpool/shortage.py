@@ -238,6 +238,11 @@ def _window(mine, need, equal):
     """
     sizes = mine["nbytes"].astype(np.int64)
     live = np.where(mine["state"] == "live", sizes, 0)
+    if (mine["state"] == "unmapped").any():  # a gap: what is on both sides of it is no range
+        gaps = np.cumsum(mine["state"] == "unmapped")
+        parts = [mine[(gaps == gap) & (mine["state"] != "unmapped")] for gap in np.unique(gaps)]
+        found = [window for part in parts if len(part) and (window := _window(part, need, equal)) is not None]
+        return min(found, key=lambda window: window[1], default=None)
     if equal:
         fits = np.flatnonzero(sizes >= need)
         if not len(fits):

@@ -17,7 +17,7 @@ from vpool._management.adapt cimport adapt_look
 from vpool._management.areas cimport is_common, request_init
 from vpool._management.hit cimport hit_any
 from vpool._management.journal cimport journal_tags_in_use
-from vpool._management.noted cimport noted_begin, noted_end, noted_switch
+from vpool._management.noted cimport noted_begin, noted_end, noted_switch, noted_try_free, noted_try_lend
 from vpool._management.order cimport order_waited
 from vpool._management.state cimport (
     STATE_ADAPTIVE,
@@ -128,6 +128,10 @@ cdef class Lender:
             self.must_be_open()
         if requested == 0:
             return 0
+        if self.core.state.word & STATE_STOPS == STATE_NOTED and alignment == GRANULE and self.sites is None:
+            block_id = noted_try_lend(self.areas, arena, requested, address)
+            if block_id:
+                return block_id
         self.streams.settle()
         if self.core.state.word & (STATE_DEBUG | STATE_NOTED):
             return self.lend_watched(arena, requested, alignment, address)
@@ -250,6 +254,10 @@ cdef class Lender:
         """
         cdef int slot
         if self.core.state.word & STATE_FORKED:
+            return True
+        if address and self.debugger is None and stream is None and noted_try_free(
+                self.areas, self.default_arena, address):
+            self.after_free()
             return True
         if address:
             slot = NO_SLOT if stream is None else self.freeing_slot(stream, NO_SLOT)

@@ -135,11 +135,8 @@ cdef void journal_note(Journal* journal, uint32_t kind, uint64_t address, uint64
 
 cdef void journal_lent(Journal* journal, uint64_t address, uint64_t nbytes, uint64_t requested, uint16_t slot,
                        uint16_t tag, uint32_t site) noexcept nogil:
-    """A block was lent; nobody else knows its address yet."""
+    """A block was lent, which was counted as its tag's before; nobody else knows its address yet.  With the lock."""
     cdef TagCount* count
-    if tag == 0 and not journal.recording:
-        return
-    spin_lock(&journal.lock)
     if journal.recording:
         write(journal, EVENT_ALLOCATE, address, nbytes, requested, slot, tag, site)
     if tag and journal.tags != NULL:
@@ -148,16 +145,12 @@ cdef void journal_lent(Journal* journal, uint64_t address, uint64_t nbytes, uint
         count.blocks += 1
         if count.allocated_bytes > count.peak_bytes:
             count.peak_bytes = count.allocated_bytes
-    spin_unlock(&journal.lock)
 
 
 cdef void journal_freed(Journal* journal, uint64_t address, uint64_t nbytes, uint64_t requested, uint16_t slot,
                         uint16_t tag, uint32_t site) noexcept nogil:
-    """A block is about to be free.  Its arena's lock is held."""
+    """A block is about to be free.  With the lock, and its arena's."""
     cdef TagCount* count
-    if tag == 0 and not journal.recording:
-        return
-    spin_lock(&journal.lock)
     if journal.recording:
         write(journal, EVENT_FREE, address, nbytes, requested, slot, tag, site)
     if tag and journal.tags != NULL:
@@ -165,33 +158,28 @@ cdef void journal_freed(Journal* journal, uint64_t address, uint64_t nbytes, uin
         count.requested_bytes -= requested
         count.allocated_bytes -= nbytes
         count.blocks -= 1
-    spin_unlock(&journal.lock)
 
 
 cdef bint journal_charge(Journal* journal, uint16_t tag, uint64_t requested) noexcept nogil:
-    """Count a request that is about to be served as its tag's; False, and nothing is counted, beyond its limit."""
+    """Count a request that is about to be served as its tag's; False, and nothing is counted, beyond its limit.
+
+    With the lock.
+    """
     cdef TagCount* count
-    cdef bint fits = True
     if tag == 0 or journal.tags == NULL:
         return True
-    spin_lock(&journal.lock)
     count = &journal.tags[tag]
-    if count.limited:
-        fits = requested <= count.limit and count.requested_bytes <= count.limit - requested
-    if fits:
-        count.requested_bytes += requested
-        journal.highest = max(journal.highest, <uint32_t> tag)
-    spin_unlock(&journal.lock)
-    return fits
+    if count.limited and not (requested <= count.limit and count.requested_bytes <= count.limit - requested):
+        return False
+    count.requested_bytes += requested
+    journal.highest = max(journal.highest, <uint32_t> tag)
+    return True
 
 
 cdef void journal_discharge(Journal* journal, uint16_t tag, uint64_t requested) noexcept nogil:
-    """The request failed."""
-    if tag == 0 or journal.tags == NULL:
-        return
-    spin_lock(&journal.lock)
-    journal.tags[tag].requested_bytes -= requested
-    spin_unlock(&journal.lock)
+    """The request failed.  With the lock."""
+    if tag and journal.tags != NULL:
+        journal.tags[tag].requested_bytes -= requested
 
 
 cdef bint journal_limit(Journal* journal, uint16_t tag, uint64_t nbytes, bint limited) noexcept nogil:

@@ -64,11 +64,14 @@ cdef uint64_t journal_copy(Journal* journal, uint64_t begin, uint64_t most, Even
 
 cdef void journal_note(Journal* journal, uint32_t kind, uint64_t address, uint64_t nbytes, uint64_t requested,
                        uint16_t slot, uint16_t tag, uint32_t site) noexcept nogil
+
+# With the lock.
 cdef void journal_lent(Journal* journal, uint64_t address, uint64_t nbytes, uint64_t requested, uint16_t slot,
                        uint16_t tag, uint32_t site) noexcept nogil
 cdef void journal_freed(Journal* journal, uint64_t address, uint64_t nbytes, uint64_t requested, uint16_t slot,
                         uint16_t tag, uint32_t site) noexcept nogil
 cdef bint journal_charge(Journal* journal, uint16_t tag, uint64_t requested) noexcept nogil
 cdef void journal_discharge(Journal* journal, uint16_t tag, uint64_t requested) noexcept nogil
+
 cdef bint journal_limit(Journal* journal, uint16_t tag, uint64_t nbytes, bint limited) noexcept nogil
 cdef void journal_reset_peaks(Journal* journal) noexcept nogil

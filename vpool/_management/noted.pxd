@@ -8,6 +8,8 @@ from vpool._management.state cimport Request
 
 
 cdef bint noted_switch(Areas areas, bint on) noexcept nogil
+cdef BlockId noted_try_lend(Areas areas, Arena** arena, uint64_t requested, uint64_t* address) noexcept nogil
+cdef bint noted_try_free(Areas areas, Arena* arena, uint64_t address) noexcept nogil
 cdef BlockId noted_lend(Areas areas, Arena* arena, uint64_t requested, uint64_t* address) noexcept nogil
 cdef bint noted_begin(Areas areas, Request* request) noexcept nogil
 cdef void noted_end(Areas areas, Request* request) noexcept nogil
