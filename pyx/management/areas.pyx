@@ -303,7 +303,6 @@ cdef class Areas:
     cdef void after_free(self) noexcept nogil:
         """What a set state word asks for after a free: an adaptive or a closed pool gives back what is idle."""
         cdef uint64_t released
-        cdef int status
         if self.state.word & STATE_ADAPTIVE:
             adapt_look(self.core, False)
         if self.state.word & STATE_CLOSED and self.may_have_idle():
