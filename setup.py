@@ -28,7 +28,7 @@ MODULES = {
     ),
     "management": (
         *("order", "pending", "arena", "journal", "lend", "cross", "core", "ladder", "adapt", "walk", "noted"),
-        "areas",
+        *("planned", "areas"),
     ),
     "interface": (
         "arguments",
@@ -51,6 +51,7 @@ MODULES = {
         "replay",
         "bench",
     ),
+    "planning": ("packing", "search"),
 }
 WITH_CUDA_HEADERS = {"cuda_driver"}
 DIRECTIVES = {

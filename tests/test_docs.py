@@ -121,6 +121,8 @@ def test_results_have_the_keys_that_are_documented(capsys, tmp_path):
     assert documented("tune")[1] == list(keys_of("tune", trace, "--trials", "8"))
     assert documented("inspect")[1] == list(keys_of("inspect", trace))
     assert documented("convert")[1] == list(keys_of("convert", trace, str(tmp_path / "out.csv")))
+    view = keys_of("view", trace, "--out", str(tmp_path / "page.html"))
+    assert [name for name in documented("view")[1] if name != "blocks"] == list(view)
     assert documented("doctor")[1] == list(keys_of("doctor"))
     result = bench(scale=0.001)
     assert documented("bench")[1] == [*result, *result["rows"][0]]

@@ -164,6 +164,10 @@ class TestOwnForm:
         assert 0 < failure[1] <= 1 << 20
 
 
+# A profile sums up, and is not read.
+READ_BACK = [form for form in FORMATS if form != "pprof"]
+
+
 class TestConvert:
     """From any format to any that a trace can be written in."""
 
@@ -188,7 +192,7 @@ class TestConvert:
             failures=[(3, 1 << 40), (8, 5)],
         )
 
-    @pytest.mark.parametrize("form", FORMATS)
+    @pytest.mark.parametrize("form", READ_BACK)
     @pytest.mark.parametrize("packed", ["", ".gz"])
     def test_what_is_written_is_read_back(self, tmp_path, form, packed):
         trace, path = self.trace(), tmp_path / f"trace{packed}"
@@ -204,12 +208,12 @@ class TestConvert:
             if array not in self.LOST.get(form, ()):
                 assert getattr(again, array).tolist() == getattr(trace, array).tolist(), array
 
-    @pytest.mark.parametrize("form", FORMATS)
+    @pytest.mark.parametrize("form", READ_BACK)
     def test_an_empty_trace(self, tmp_path, form):
         made().save(tmp_path / "trace", form)
         assert len(vpool.Trace.load(tmp_path / "trace")) == 0
 
-    @pytest.mark.parametrize("form", FORMATS)
+    @pytest.mark.parametrize("form", READ_BACK)
     def test_a_recorded_trace(self, tmp_path, form):
         trace = recorded("two_streams")
         trace.save(tmp_path / "trace", form)
@@ -262,6 +266,7 @@ class TestConvert:
             ("A.PICKLE", "torch-pickle"),
             ("a.json", "torch-json"),
             ("a.txt", "stalloc"),
+            ("a.pb.gz", "pprof"),
             ("a", None),
             ("a.gz", None),
         ],

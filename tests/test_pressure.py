@@ -1,6 +1,8 @@
 """What a pool tries before it says that there is no memory: rung by rung, and each is counted."""
 
 import gc
+import sys
+import threading
 
 import pytest
 
@@ -207,6 +209,29 @@ def test_what_cannot_be_called_is_refused(callback):
 
 
 # Garbage.
+
+
+def test_callbacks_that_threads_add_at_once_are_all_called():
+    called = set()
+
+    def add(first):
+        for number in range(first, first + 300):
+            pool.on_pressure(lambda nbytes, number=number: called.add(number), priority=number % 7)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with full_pool() as pool:
+            threads = [threading.Thread(target=add, args=(300 * i,)) for i in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            with pytest.raises(vpool.OutOfMemoryError):
+                pool.allocate(1 << 40)
+    finally:
+        sys.setswitchinterval(before)
+    assert called == set(range(1200))
 
 
 @pytest.mark.parametrize("priority", [None, 1.5, "1", 2j, float("nan")])

@@ -23,16 +23,23 @@ LAYERS = {
     # Plain figures and rules in Python, which know neither pools nor sources.
     "records": (
         *("vpool.formats", "vpool.report", "vpool.stats", "vpool.strategies", "vpool.streams", "vpool.trace"),
-        *("vpool.sites", "vpool.leaks", "vpool.modes", "vpool.details", "vpool.measure"),
+        *("vpool.sites", "vpool.leaks", "vpool.modes", "vpool.details", "vpool.measure", "vpool.placement"),
         *("vpool.advice", "vpool.rendering", "vpool.plots", "vpool.snapshot", "vpool.shortage"),
     ),
     "storage": ("vpool._storage", "vpool.sources", "vpool.ipc", "vpool.policy"),
     "management": ("vpool._management",),
-    "interface": ("vpool._interface", "vpool.maintenance", "vpool.debugging", "vpool.recording"),
+    "interface": ("vpool._interface", "vpool.maintenance", "vpool.annotation", "vpool.debugging", "vpool.recording"),
     "tools": (
+        "vpool._planning",
+        "vpool.plan",
         "vpool.defaults",
         "vpool.explain",
+        "vpool.live",
+        "vpool.metrics",
         "vpool.moments",
+        "vpool.packing",
+        "vpool.pages",
+        "vpool.placing",
         "vpool.replay",
         "vpool.runs",
         "vpool.sizing",
@@ -60,6 +67,9 @@ THIRD_PARTY = {
     "rich": "vpool.commands.console",
     "matplotlib": ("vpool.commands.compare", "vpool.commands.tune", "vpool.recommendation", "vpool.plots"),
     "distributed": "vpool.cluster",
+    "matplotlib": "vpool",
+    "prometheus_client": "vpool.metrics",
+    "nvtx": "vpool.annotation",
 }
 # End of the layers.
 CYTHON = {"cython", "cpython", "libc", "libcpp", "posix"}

@@ -1,6 +1,7 @@
 """A handle is touched only while its stream surely exists: CUDA's driver crashes on a destroyed one."""
 
 import gc
+import threading
 import weakref
 
 import pytest
@@ -152,3 +153,52 @@ def test_a_stream_about_which_the_driver_once_gives_no_answer_is_not_gone(status
         assert fill_and_free(pool, one) == ptr
         assert pool.allocate(CAPACITY, other) == ptr
         assert (pool.crossings["waits"], pool.crossings["drains"]) == (2, before), "an event is enough again"
+
+
+# The default stream of a thread.
+
+
+def default_now(pool):
+    with pool.empty(100) as buffer:
+        return buffer.stream
+
+
+def test_a_default_stream_that_another_thread_leaves_is_refused_and_nobody_loses_one():
+    with vpool.Pool(vpool.Dynamic(initial="1MiB"), vpool.sources.Simulated()) as pool:
+        block, own = vpool.stream(0x10), vpool.stream(0x20)
+        seen = []
+
+        def leave():
+            with own:
+                with pytest.raises(RuntimeError, match="another thread"):
+                    block.__exit__(None, None, None)
+                seen.append(default_now(pool))
+            with pytest.raises(RuntimeError, match="another thread"):
+                block.__exit__(None, None, None)
+
+        with block:
+            thread = threading.Thread(target=leave)
+            thread.start()
+            thread.join()
+            seen.append(default_now(pool))
+        assert [*seen, default_now(pool)] == [0x20, 0x10, 0]
+
+
+def test_default_streams_that_are_left_out_of_order_are_an_error_and_leave_nothing_behind():
+    with vpool.Pool(vpool.Dynamic(initial="1MiB"), vpool.sources.Simulated()) as pool:
+        outer, inner = vpool.stream(0x10), vpool.stream(0x20)
+        outer.__enter__()
+        inner.__enter__()
+        with pytest.raises(RuntimeError, match="left before"):
+            outer.__exit__(None, None, None)
+        assert default_now(pool) == 0x20
+        inner.__exit__(None, None, None)
+        assert default_now(pool) == 0
+
+
+def test_a_default_stream_may_be_entered_again_inside_itself():
+    with vpool.Pool(vpool.Dynamic(initial="1MiB"), vpool.sources.Simulated()) as pool:
+        block = vpool.stream(0x10)
+        with block, vpool.stream(0x20), block:
+            assert default_now(pool) == 0x10
+        assert default_now(pool) == 0

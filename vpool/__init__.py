@@ -1,6 +1,6 @@
 """vpool: a GPU memory pool for Python."""
 
-from vpool import sources
+from vpool import metrics, sources
 from vpool._interface.buffer import Buffer
 from vpool._interface.lender import pools
 from vpool._interface.pool import Pool
@@ -22,6 +22,8 @@ from vpool.errors import (
     SourceError,
 )
 from vpool.explain import explain
+from vpool.live import serve
+from vpool.plan import Plan, plan
 from vpool.policy import Policy
 from vpool.recommendation import Recommendation
 from vpool.replay import ReplayResult, replay
@@ -48,6 +50,7 @@ __all__ = [
     "InvalidPointerError",
     "OutOfMemoryError",
     "PatternError",
+    "Plan",
     "Policy",
     "Pool",
     "Recommendation",
@@ -65,8 +68,11 @@ __all__ = [
     "explain",
     "get_include",
     "inspect",
+    "metrics",
+    "plan",
     "pools",
     "replay",
+    "serve",
     "set_default_pool",
     "sources",
     "stream",

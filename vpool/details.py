@@ -64,6 +64,25 @@ class Details(NamedTuple):
             tag=tag[1:].astype(np.uint16), tags=["", *names_of(numbers[1:].tolist())], sites=list(sites)
         )
 
+    def part(self, rows, before, begin, end):
+        """Of some events, the first of which are what was live `before`; then those from `begin` to before `end`."""
+        columns = {name: getattr(self, name)[rows] for name in _EVENT_ARRAYS}
+        there: dict[int, int] = {}
+        moved = []
+        for event, address, nbytes in zip(*(column.tolist() for column in self.segments), strict=True):
+            if event > end:
+                break
+            if event > begin:
+                moved.append((event - begin + before, address, nbytes))
+            elif nbytes > 0:
+                there[address] = nbytes
+            else:
+                there.pop(address, None)
+        moved = [*((0, address, nbytes) for address, nbytes in there.items()), *moved]
+        kinds = zip(range(3), _SEGMENT_ARRAYS.values(), strict=True)
+        numbers = [np.array([row[column] for row in moved], kind) for column, kind in kinds]
+        return self._replace(**columns, segments=SegmentEvents(*numbers))
+
     def to_arrays(self):
         """Arrays for a file, by name."""
         arrays = {name: getattr(self, name) for name in _EVENT_ARRAYS}

@@ -24,6 +24,7 @@ class Modes(NamedTuple):
     sites: int = 0  # one allocation of so many
     depth: int = 1  # callers that a site names
     leaks: bool = False
+    nvtx: bool = False  # ranges for profilers
 
 
 def _guard(value):
@@ -67,6 +68,7 @@ _READERS = {
     "sites": _count("sites", 10**9),
     "depth": _count("depth", _MOST_DEPTH),
     "leaks": _switch("leaks"),
+    "nvtx": _switch("nvtx"),
 }
 
 
@@ -92,7 +94,7 @@ def modes_of(debug, has_memory):
         if not has_memory and (modes.guard or modes.poison):
             raise ValueError(
                 'debug="guard" and "poison" need memory at the addresses: a source such as "cuda" or "host"; '
-                '"quarantine", "sites" and "leaks" work on any'
+                '"quarantine", "sites", "leaks" and "nvtx" work on any'
             )
         return modes
     try:

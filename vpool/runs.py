@@ -14,6 +14,7 @@ from vpool.report import Report
 from vpool.shortage import Shortage
 
 __all__ = ["Figures", "ReplayResult", "measure", "run"]
+__all__ = ["ReplayResult", "pool_for", "run", "streams_of"]
 
 # Events between two calls of the progress function.
 _CHUNK = 1 << 16
@@ -102,10 +103,10 @@ def run(
     """Replay a trace by a policy: see `vpool.replay`, which takes names, paths and sizes as well."""
     if passes < 1:
         raise ValueError(f"passes must be at least 1, got {passes}")
-    pool = _pool_for(policy, source, capacity)
+    pool = pool_for(policy, source, capacity)
     if patterns and not pool.source.has_memory:
         raise ValueError(f"source {pool.source.name!r} has no memory to write patterns into")
-    with pool, _streams_of(pool.source.driver, trace) as streams:
+    with pool, streams_of(pool.source.driver, trace) as streams:
         replayer = Replayer(pool, trace, streams, pessimistic, patterns, maintain)
         return _Run(pool, trace, replayer, passes, patterns, progress).result()
 
@@ -157,7 +158,7 @@ def measure(trace, policy, capacity=None, passes=1, maintain=False):
 
 
 @contextlib.contextmanager
-def _streams_of(driver, trace):
+def streams_of(driver, trace):
     """A stream for each of the trace's by its index: 0 is the default stream, the others are new."""
     made = {}
     with contextlib.ExitStack() as stack:  # goes on where one cannot be destroyed
@@ -168,7 +169,8 @@ def _streams_of(driver, trace):
         yield made
 
 
-def _pool_for(policy, source, capacity):
+def pool_for(policy, source, capacity):
+    """The pool that a replay runs through; without a capacity a simulated one has no bounds."""
     strategy = policy.strategy
     if capacity is not None:
         strategy = strategy.within(capacity)

@@ -28,6 +28,7 @@ class Numbers(NamedTuple):
     watermark: float = 1.0  # share of the core above which memory is taken ahead of need
     headroom: int | None = None  # free bytes that what grows keeps ready; None: what it once had to grow for
     grows: bool = True  # beyond the core
+    planned: bool = False  # the core is a plan's, and serves nothing else
     exact: bool = False  # beyond the core only what is not common, in segments of its own size
 
 

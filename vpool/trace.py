@@ -152,6 +152,45 @@ class Trace:
         """The most requested bytes that are live at once."""
         return int(self.live_bytes.max(initial=0))
 
+    def part(self, begin, end):
+        """The events from one to before another, as a recording of them would be.
+
+        Parameters
+        ----------
+        begin, end : int
+            Numbers of events; what is outside the trace is left away.
+
+        Returns
+        -------
+        Trace
+            First come allocations of what was live before, by address if that is known, at the time of the first
+            event; a note counts them.
+        """
+        begin, end = max(0, begin), min(len(self), end)
+        if begin == 0 and end == len(self):
+            return self
+        inside = np.arange(begin, max(begin, end))
+        births = np.flatnonzero(self.op == ALLOCATE)
+        alive = np.zeros(self.allocations, bool)
+        alive[self.number[births[births < begin]]] = True
+        alive[self.number[:begin][self.op[:begin] == FREE]] = False
+        before = births[alive[self.number[births]]]
+        if self.details is not None:
+            before = before[np.argsort(self.details.address[before], kind="stable")]
+        rows = np.concatenate((before, inside))
+        times = self.t_us[rows]
+        start = int(self.t_us[begin]) if len(inside) else 0
+        times[: len(before)] = start
+        marks = self.marks_us[(self.marks_us >= start) & (self.marks_us <= times.max(initial=start))]
+        failures = self.failures[(self.failures[:, 0] >= begin) & (self.failures[:, 0] <= end)]
+        failures = failures + np.array([len(before) - begin, 0])
+        notes = list(self.notes)
+        if len(before):
+            notes.append(f"{len(before):,} blocks were live before event {begin:,}, where this part begins")
+        details = None if self.details is None else self.details.part(rows, len(before), begin, end)
+        columns = (self.op[rows], self.id[rows], self.bytes[rows], self.stream[rows])
+        return Trace(*columns, times - start, marks - start, notes, failures, None, details)
+
     def scaled(self, peak_bytes):
         """This trace with every size divided so that its peak is at most `peak_bytes`.
 
@@ -286,7 +325,7 @@ class Trace:
         ----------
         path : str or os.PathLike
             Compressed if it ends in ``.gz``.
-        format : {"npz", "rmm", "torch-pickle", "torch-json", "kineto", "umpire", "stalloc", "minimalloc"}
+        format : {"npz", "rmm", "torch-pickle", "torch-json", "kineto", "umpire", "stalloc", "minimalloc", "pprof"}
             The others than ``"npz"`` lose what they have no place for, and make addresses up.
 
         Raises

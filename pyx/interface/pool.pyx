@@ -27,6 +27,7 @@ from vpool.debugging import Debugger
 from vpool.errors import ForeignPointerError
 from vpool.maintenance import Maintainer, checked_interval
 from vpool.modes import Modes, modes_of, with_guards
+from vpool.placement import checked_plan, with_plan
 from vpool.policy import Policy
 from vpool.sizes import parse_size
 from vpool.sources import resolve
@@ -80,6 +81,9 @@ cdef class Pool(Upkeep):
         What is to be checked: any of ``"guard"``, ``"poison"``, ``"quarantine"``, ``"sites"`` and
         ``"leaks"``; see the page on debugging.  What the environment variable ``VPOOL_DEBUG`` says if
         not given; ``()`` is nothing.
+    plan : vpool.Plan or path, optional
+        Where the requests of the default stream shall lie that come as in a recorded step; everything else is
+        served as usual.  Its memory is taken at construction.  A pool with debug modes does without.
 
     Raises
     ------
@@ -117,7 +121,7 @@ cdef class Pool(Upkeep):
             raise
 
     def _make(self, strategy=None, source=None, device=None, name=None, *, on_pressure="wait", rounding=256,
-              minimum_remainder=256, maintain_every=None, captures=True, debug=None):
+              minimum_remainder=256, maintain_every=None, captures=True, debug=None, plan=None):
         if strategy is None:
             strategy = Dynamic()
         if not isinstance(strategy, Strategy):
@@ -130,7 +134,10 @@ cdef class Pool(Upkeep):
         self.name = f"pool-{next(_numbers)}" if name is None else str(name)
         source = resolve(source, device)
         self.debug = modes_of(debug, source.has_memory)
-        numbers = strategy.rule(source.memory()[1])
+        if plan is not None:
+            plan = checked_plan(plan, rounding)
+            self.plan = plan if self.debug == Modes() else None
+        numbers = with_plan(strategy.rule(source.memory()[1]), self.plan)
         try:
             self.areas = Areas(
                 source, with_guards(numbers, self.debug), minimum_remainder=minimum_remainder, rounding=rounding)
@@ -138,6 +145,8 @@ cdef class Pool(Upkeep):
             raise not_taken(source, self.name, numbers, refused.args[0]) from None
         self.areas.wait(on_pressure == "wait")
         self._complete(strategy, numbers, bool(captures))
+        if numbers.planned:
+            self.areas.follow_plan(*self.plan.sequence())
         if self.debug != Modes():
             self.watch(Debugger(self.name, self.debug, Access(self.areas), numbers.limit))
         register(self)
@@ -463,7 +472,7 @@ cdef class Pool(Upkeep):
         self.must_be_open()
         policy = Policy.of(policy)
         self.must_be_open()                       # to look at it may have run code
-        numbers = policy.strategy.rule(self.source.memory()[1])
+        numbers = with_plan(policy.strategy.rule(self.source.memory()[1]), self.plan)
         before = self.numbers
         for what, key in (("the fixed core", "core"), ("the core's blocks", "blocks"), ("oversize", "grows")):
             if getattr(numbers, key) != getattr(before, key):

@@ -1,5 +1,6 @@
 """The ladder as Python climbs it: with callbacks and a garbage collection between its rungs."""
 import gc
+import itertools
 import logging
 import operator
 import threading
@@ -26,20 +27,24 @@ from vpool.sizes import format_bytes
 logger = logging.getLogger("vpool")
 
 
+def _order(entry):
+    return entry[:2]
+
+
 cdef class Pressure:
     """What a pool does about a request that its lists cannot serve."""
 
     def __cinit__(self, Areas areas not None):
         self.areas = areas
         self.callbacks = []
+        self.numbers = itertools.count()
         self.pressed = threading.local()
 
     def add(self, fn, priority):
         """Call a function before a request fails; higher priorities first, then older ones."""
         if not callable(fn):
             raise TypeError(f"a pressure callback must be callable, not {type(fn).__name__}")
-        entry = (-operator.index(priority), len(self.callbacks), fn)
-        self.callbacks = sorted([*self.callbacks, entry], key=lambda entry: entry[:2])
+        self.callbacks.append((-operator.index(priority), next(self.numbers), fn))
 
     cdef int climb(self, Request* request, str name) except -1:
         """Find the request a block, or raise what it failed with.  No lock is held, and the GIL only between."""
@@ -99,7 +104,8 @@ cdef class Pressure:
             return None
         self.pressed.now = True
         try:
-            for _, _, callback in self.callbacks:
+            # A copy: others may be added meanwhile, also by these.
+            for _, _, callback in sorted(self.callbacks, key=_order):
                 try:
                     callback(request.requested)
                 except Exception as error:

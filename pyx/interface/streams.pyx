@@ -42,6 +42,12 @@ class stream:
     stream
         A handle, or an object that has one; None is the legacy default stream.
 
+    Raises
+    ------
+    RuntimeError
+        At the end of a block that another thread entered, which changes nothing; and of one that is left before
+        another that was entered in it.
+
     Examples
     --------
     >>> import vpool
@@ -63,8 +69,18 @@ class stream:
         return self
 
     def __exit__(self, *exc_info):
-        _defaults.stack.pop()
+        stack = getattr(_defaults, "stack", ())
+        for at in range(len(stack) - 1, -1, -1):
+            if stack[at] is self.stream:
+                break
+        else:
+            raise RuntimeError("vpool.stream: this block was entered on another thread, whose default it still sets")
+        last = at == len(stack) - 1
+        del stack[at]
         atomic_add(defaults_in_use, -1)
+        if not last:
+            raise RuntimeError("vpool.stream: a block was left before one that was entered in it, as tasks may do that"
+                               " take turns on a thread: their allocations had each other's streams")
 
 
 cdef class Held:

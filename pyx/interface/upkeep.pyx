@@ -219,6 +219,18 @@ cdef class Upkeep(Lender):
         return read_core_share(self.areas)
 
     @property
+    def planned(self):
+        """What became of the requests of the default stream in a pool with a plan, as a dict; None without one.
+
+        ``served`` requests got the place that was planned for them; ``taken`` would have, but another block was
+        there; ``strange`` ones did not come in the plan's order.  All others were not planned.
+        """
+        self.must_be_mine()
+        if self.areas.planned is None:
+            return None
+        return dict(zip(("served", "taken", "strange"), self.areas.planned.figures(), strict=True))
+
+    @property
     def captures(self):
         """Ids of the captures that memory of this pool is kept for."""
         self.must_be_mine()

@@ -15,6 +15,7 @@ from vpool._management.journal cimport MOST_TAGS, TagCount, journal_close
 from vpool._management.ladder cimport ladder_climb, ladder_ensure
 from vpool._management.noted cimport noted_free, noted_lend
 from vpool._management.order cimport order_waited
+from vpool._management.planned cimport Planned
 from vpool._management.state cimport (
     RUNG_MERGE,
     RUNG_SEARCH,
@@ -24,6 +25,7 @@ from vpool._management.state cimport (
     STATE_CLOSED,
     STATE_FORKED,
     STATE_NOTED,
+    STATE_PLANNED,
     Request,
     slot_count,
 )
@@ -77,6 +79,8 @@ cdef class Areas:
             nbytes = sum(size * count for size, count in numbers.blocks)
             minimum_remainder = NEVER_CUT
             rounding = GRANULE
+        if numbers.planned:
+            minimum_remainder = GRANULE           # places lie side by side
         # What a base that is no multiple of a granule costs; where the limit leaves no room, a slab is smaller.
         spare = min(GRANULE, numbers.limit - nbytes)
         fixed = Core(
@@ -112,6 +116,11 @@ cdef class Areas:
         if self.journal.tags != NULL:
             lazy_release(self.journal.tags, MOST_TAGS * sizeof(TagCount))
 
+    def follow_plan(self, nbytes, offset, below):
+        """Serve requests from a plan (see `Planned`), whose memory is the fixed core."""
+        self.planned = Planned(self.fixed, nbytes, offset, below)
+        self.state.word |= STATE_PLANNED
+
     def wait(self, bint may):
         """Whether requests may wait for work on the device."""
         self.core.may_wait = may
@@ -133,6 +142,13 @@ cdef class Areas:
         cdef uint16_t slot = request.arena.slot
         if self.hopeless(request):
             return 0
+        if self.planned is not None and request.tried == 0:
+            # At its first try; a plan is followed request by request.
+            request.block_id = self.planned.take(
+                request.arena, request.requested, request.alignment, &request.address)
+            if request.block_id:
+                request.arena = request.arena.fixed
+                return request.block_id
         if request.common:
             request.arena = self.fixed_state.arenas[slot]
             request.nbytes = round_up(request.requested + request.guards, request.arena.rounding)

@@ -5,7 +5,7 @@ from vpool._base.bias cimport bias_drop, bias_take
 from vpool._base.lock cimport atomic_add, atomic_read
 from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, FLAG_SOLID, FLAG_USED, GRANULE, Block, BlockId, round_up
 from vpool._management.arena cimport Arena, Dependency, arena_find_aligned, arena_take_aligned
-from vpool._management.freelist cimport freelist_find, freelist_insert, freelist_remove
+from vpool._management.freelist cimport freelist_find, freelist_remove
 from vpool._management.hit cimport hit_put
 from vpool._management.index cimport live_find, live_remove
 from vpool._management.lend cimport (
@@ -16,11 +16,10 @@ from vpool._management.lend cimport (
     lend_live,
     lend_out,
     lend_return,
-    lend_unadopt,
 )
 from vpool._management.merge cimport free_block
 from vpool._management.order cimport order_make, order_mark, order_poll, order_proved
-from vpool._management.pending cimport pending_add, pending_release, pending_rotate, pending_use
+from vpool._management.pending cimport pending_on, pending_put, pending_release, pending_rotate, pending_use
 from vpool._management.state cimport CoreState, Request, lock_all, slot_count, unlock_all
 from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK
 from vpool._storage.source cimport Source
@@ -51,32 +50,43 @@ cdef bint _sweep(CoreState* state, Arena* arena) noexcept nogil:
     return freed
 
 
+cdef uint32_t _note(uint16_t slot, uint64_t number, uint16_t* slots, uint64_t* numbers, uint32_t count,
+                    uint32_t most) noexcept nogil:
+    """Enter a stamp of a slot in a list of the highest ones, if there is room; the list's new length."""
+    cdef uint32_t i = 0
+    while i < count and slots[i] != slot:
+        i += 1
+    if i < most:
+        if i == count:
+            count += 1
+            slots[i] = slot
+            numbers[i] = 0
+        if number > numbers[i]:
+            numbers[i] = number
+    return count
+
+
 cdef uint32_t _awaited(Arena* arena, uint64_t least, uint16_t* slots, uint64_t* numbers, uint32_t most) noexcept nogil:
     """The streams that pending blocks of at least `least` bytes wait for, with the highest stamp of each."""
     cdef uint32_t count = 0
-    cdef uint32_t i, number
+    cdef uint32_t number
     cdef uint32_t looks = 16 * SLICE
     cdef BlockId block_id
+    cdef Block* block
     cdef Dependency* dependency
     bias_take(&arena.lock)
     block_id = arena.pending_first
     while block_id and looks:
         looks -= 1
-        number = arena.uses[block_id] if arena.blocks[block_id].nbytes >= least else 0
+        block = &arena.blocks[block_id]
+        number = arena.uses[block_id] if block.nbytes >= least else 0
+        if block.stamp and block.nbytes >= least:
+            count = _note(block.slot, block.stamp, slots, numbers, count, most)
         while number:
             dependency = &arena.dependencies[number]
-            i = 0
-            while i < count and slots[i] != dependency.arena.slot:
-                i += 1
-            if i < most:
-                if i == count:
-                    count += 1
-                    slots[i] = dependency.arena.slot
-                    numbers[i] = 0
-                if dependency.number > numbers[i]:
-                    numbers[i] = dependency.number
+            count = _note(dependency.arena.slot, dependency.number, slots, numbers, count, most)
             number = dependency.next
-        block_id = arena.blocks[block_id].list_next
+        block_id = block.list_next
     bias_drop(&arena.lock)
     return count
 
@@ -122,28 +132,21 @@ cdef bint _order_pending(CoreState* state, Source source, Arena* arena, uint64_t
     return freed
 
 
-cdef void _give_home(CoreState* state, Source source, Extent* extent) noexcept nogil:
+cdef void _give_home(CoreState* state, Extent* extent) noexcept nogil:
     """Take a loan back into its owner's arena: free if that is proved, else pending."""
     cdef Arena* owner = extent.owner
     cdef bint proved = order_proved(state, owner.slot, extent.freer.slot, extent.stamp)
-    cdef bint kept
     bias_take(&owner.lock)
     lend_home(extent)
     if proved:
         free_block(owner, extent.lent)
-        kept = True
     else:
-        kept = pending_add(owner, extent.lent, extent.freer, extent.stamp)
+        pending_put(owner, extent.lent)
+        pending_on(owner, extent.lent, extent.freer, extent.stamp)
     bias_drop(&owner.lock)
-    if not kept:
-        # No record left to remember the dependency with: make it true instead.
-        if order_make(state, source, owner.slot, extent.freer.slot, extent.stamp) == STATUS_OK:
-            bias_take(&owner.lock)
-            free_block(owner, extent.lent)
-            bias_drop(&owner.lock)
 
 
-cdef bint _recall_from(CoreState* state, Source source, Arena* arena) noexcept nogil:
+cdef bint _recall_from(CoreState* state, Arena* arena) noexcept nogil:
     """Send home what an arena has borrowed and is one free block; whether there was any."""
     cdef Extent extents[<int> RETURNED_AT_ONCE]
     cdef int count = RETURNED_AT_ONCE
@@ -156,7 +159,7 @@ cdef bint _recall_from(CoreState* state, Source source, Arena* arena) noexcept n
         count = lend_return(arena, extents, RETURNED_AT_ONCE)
         bias_drop(&arena.lock)
         for i in range(count):
-            _give_home(state, source, &extents[i])
+            _give_home(state, &extents[i])
             any = True
     return any
 
@@ -175,7 +178,7 @@ cdef bint cross_recall(CoreState* state, Source source) noexcept nogil:
         for slot in range(slot_count(state)):
             if _sweep(state, state.arenas[slot]):
                 again = True
-            if _recall_from(state, source, state.arenas[slot]):
+            if _recall_from(state, state.arenas[slot]):
                 again = True
         any = any or again
     return any
@@ -209,7 +212,7 @@ cdef void _recall_parts(CoreState* state, Source source) noexcept nogil:
     cdef uint32_t slot
     for slot in range(slot_count(state)):
         while not state.arenas[slot].captured and _isolate_some(state, state.arenas[slot]):
-            _recall_from(state, source, state.arenas[slot])
+            _recall_from(state, state.arenas[slot])
     cross_recall(state, source)
 
 
@@ -351,15 +354,15 @@ cdef bint _leave(CoreState* state, Arena* arena, BlockId block_id, uint16_t free
     """
     if arena.blocks[block_id].flags & FLAG_USED:
         # Several streams have to be waited for: it stays, and this one is one of them.
-        pending_use(arena, block_id, state.arenas[freer])
         hit_put(arena, block_id)
+        pending_on(arena, block_id, state.arenas[freer], atomic_read(state.arenas[freer].sequence))
         return False
     lend_live(arena, block_id, freer, extent)
     return True
 
 
 cdef bint _settle_in(CoreState* state, Arena* user, Extent* extent) noexcept nogil:
-    """Put what `_leave` took into the arena of the stream it was freed on; False where no record is left.
+    """Put what `_leave` took into the arena of the stream it was freed on; False where no record is left for it.
 
     That stream was named by the caller, but nothing says that it comes after the owner's own work: unless
     that is proved, the block is pending there.  The user's lock is held.
@@ -374,11 +377,9 @@ cdef bint _settle_in(CoreState* state, Arena* user, Extent* extent) noexcept nog
         return True
     block_id = user.blocks[edge_id].next
     freelist_remove(user, &user.blocks[block_id])
-    if pending_add(user, block_id, extent.owner, owners_work):
-        return True
-    freelist_insert(user, block_id, &user.blocks[block_id])
-    lend_unadopt(user, edge_id, extent)
-    return False
+    pending_put(user, block_id)
+    pending_on(user, block_id, extent.owner, owners_work)
+    return True
 
 
 cdef void _arrive(CoreState* state, Arena* user, Extent* extent) noexcept nogil:
@@ -389,7 +390,8 @@ cdef void _arrive(CoreState* state, Arena* user, Extent* extent) noexcept nogil:
     if not arrived:
         bias_take(&extent.owner.lock)
         lend_home(extent)
-        pending_add(extent.owner, extent.lent, user, extent.stamp)
+        pending_put(extent.owner, extent.lent)
+        pending_on(extent.owner, extent.lent, user, extent.stamp)
         bias_drop(&extent.owner.lock)
 
 

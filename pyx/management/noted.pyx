@@ -40,7 +40,8 @@ cdef bint noted_switch(Areas areas, bint on) noexcept nogil:
 cdef inline BlockId lend_here(Areas areas, Arena* first, uint64_t requested, uint16_t tag,
                               uint64_t* address) noexcept nogil:
     """A noted block of the arena's lists, or 0.  The arena's lock and the journal's are held."""
-    cdef BlockId block_id = hit_any(first, requested)
+    # A plan has to see every request, in `Areas.take`.
+    cdef BlockId block_id = hit_any(first, requested) if areas.planned is None else 0
     cdef Block* block = &first.blocks[block_id]
     if likely(block_id != 0):
         block.tag = tag

@@ -1,4 +1,8 @@
-"""Pending blocks: freed, but a stream they were recorded for may still use them."""
+"""Pending blocks: freed, but a stream they were recorded for may still use them.
+
+The stream that a block was freed on, or that had it last, is remembered in the block's own record, so that
+no free can fail; those that it was recorded for before have records of their own in `uses`.
+"""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from vpool._base.lock cimport atomic_exchange, atomic_read, lone_count
@@ -57,8 +61,14 @@ cdef void _unlink(Arena* arena, BlockId block_id) noexcept nogil:
         arena.pending_last = block.list_prev
 
 
-cdef void _enlist(Arena* arena, BlockId block_id) noexcept nogil:
+cdef void pending_put(Arena* arena, BlockId block_id) noexcept nogil:
+    """Make a block pending that is freed now, after whatever its recorded streams have queued."""
     cdef Block* block = &arena.blocks[block_id]
+    cdef uint32_t number = arena.uses[block_id]
+    while number:
+        arena.dependencies[number].number = atomic_read(arena.dependencies[number].arena.sequence)
+        atomic_exchange(arena.dependencies[number].arena.wanted, 1)
+        number = arena.dependencies[number].next
     block.state = BLOCK_PENDING
     block.flags &= FLAG_SOLID
     block.stamp = 0
@@ -69,32 +79,23 @@ cdef void _enlist(Arena* arena, BlockId block_id) noexcept nogil:
     _append(arena, block_id)
 
 
-cdef void pending_put(Arena* arena, BlockId block_id) noexcept nogil:
-    """Make a block pending that is freed now, after whatever its recorded streams have queued."""
-    cdef uint32_t number = arena.uses[block_id]
-    while number:
-        arena.dependencies[number].number = atomic_read(arena.dependencies[number].arena.sequence)
-        atomic_exchange(arena.dependencies[number].arena.wanted, 1)
-        number = arena.dependencies[number].next
-    _enlist(arena, block_id)
-
-
-cdef bint pending_add(Arena* arena, BlockId block_id, Arena* user, uint64_t number) noexcept nogil:
-    """Make a block pending on what another slot freed with a stamp; False where no record is left."""
-    if not pending_use(arena, block_id, user):
-        return False
-    arena.dependencies[arena.uses[block_id]].number = number
-    if number >= atomic_read(user.sequence):
-        atomic_exchange(user.wanted, 1)
-    _enlist(arena, block_id)
-    return True
+cdef void pending_on(Arena* arena, BlockId block_id, Arena* freer, uint64_t number) noexcept nogil:
+    """Make a block that was just put wait for what another slot freed with a stamp, too."""
+    cdef Block* block = &arena.blocks[block_id]
+    if number >= atomic_read(freer.sequence):
+        atomic_exchange(freer.wanted, 1)
+    block.slot = freer.slot
+    block.stamp = number
 
 
 cdef bint pending_release(CoreState* state, Arena* arena, BlockId block_id) noexcept nogil:
     """Drop what is proved of a pending block's dependencies; free the block if none is left."""
+    cdef Block* block = &arena.blocks[block_id]
     cdef uint32_t* link = &arena.uses[block_id]
     cdef uint32_t number
     cdef Dependency* dependency
+    if block.stamp and order_proved(state, arena.slot, block.slot, block.stamp):
+        block.stamp = 0
     while link[0]:
         number = link[0]
         dependency = &arena.dependencies[number]
@@ -104,11 +105,12 @@ cdef bint pending_release(CoreState* state, Arena* arena, BlockId block_id) noex
             arena.dependency_spare = number
         else:
             link = &dependency.next
-    if arena.uses[block_id]:
+    if block.stamp or arena.uses[block_id]:
         return False
+    block.slot = arena.slot
     _unlink(arena, block_id)
     lone_count(arena.pending_blocks, -1)
-    lone_count(arena.pending_bytes, -<int64_t> arena.blocks[block_id].nbytes)
+    lone_count(arena.pending_bytes, -<int64_t> block.nbytes)
     free_block(arena, block_id)
     return True
 

@@ -109,7 +109,8 @@ cdef void _copy_blocks(CoreState* state, Arena* arena, BlockId edge_id, uint32_t
                 copy.nbytes = block.nbytes
                 copy.requested = block.stamp if block.state == BLOCK_LIVE else 0
                 copy.segment = segment
-                copy.stream = block.slot
+                # A pending block's slot is that of whom it waits for.
+                copy.stream = block.slot if block.state == BLOCK_LENT else arena.slot
                 copy.tag = block.tag if block.state == BLOCK_LIVE else 0
                 # A loan on its way from one arena to another is free, but nobody's yet.
                 copy.serial = <uint64_t> block_id << 16 | block.generation
@@ -223,7 +224,8 @@ cdef bint _check_state(Arena* arena, BlockId block_id, BlockId before, Tally* ta
     if block.state == BLOCK_PENDING:
         tally.pending += 1
         tally.pending_bytes += block.nbytes
-        return _expect(broken, arena.uses[block_id] != 0, b"a pending block waits for something", block.address, 0, 1)
+        return _expect(broken, block.stamp != 0 or arena.uses[block_id] != 0, b"a pending block waits for something",
+                       block.address, 0, 1)
     tally.lent += 1
     tally.lent_bytes += block.nbytes
     return _expect(broken, block.state == BLOCK_LENT, b"a block's state is one of a block's", block.address,

@@ -32,7 +32,7 @@ from vpool._management.freelist cimport class_of, freelist_find, freelist_insert
 from vpool._management.hit cimport hit_put, hit_take
 from vpool._management.index cimport index_find, index_insert, index_remove
 from vpool._management.record cimport record_delete, record_new
-from vpool._management.state cimport lock_all, unlock_all
+from vpool._management.state cimport lock_all, slot_count, unlock_all
 
 CLASSES = <int> (ROWS * CLASSES_PER_ROW)
 
@@ -268,6 +268,33 @@ cdef class Probe:
 
     def allow_no_more_records(self):
         self.arena.capacity = self.arena.fresh
+
+
+cdef class Records:
+    """Takes the records that a pool's arenas have not used yet away, and gives them back."""
+
+    cdef Pool pool
+    cdef dict kept
+
+    def __init__(self, Pool pool not None):
+        self.pool = pool
+        self.kept = {}
+
+    def take(self):
+        cdef uint32_t slot
+        cdef Arena* arena
+        for slot in range(slot_count(self.pool.areas.state)):
+            arena = self.pool.areas.state.arenas[slot]
+            self.kept.setdefault(slot, (arena.capacity, arena.dependency_capacity))
+            arena.capacity = arena.fresh
+            arena.dependency_capacity = arena.dependency_fresh
+            arena.dependency_spare = 0
+
+    def give_back(self):
+        for slot, (capacity, dependency_capacity) in self.kept.items():
+            self.pool.areas.state.arenas[<uint32_t> slot].capacity = capacity
+            self.pool.areas.state.arenas[<uint32_t> slot].dependency_capacity = dependency_capacity
+        self.kept.clear()
 
 
 def compiled_calls(Pool pool not None, uint64_t nbytes, Py_ssize_t repeats):

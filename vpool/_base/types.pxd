@@ -26,14 +26,16 @@ cdef extern from *:
     typedef struct vpool_block {
         uint64_t address;     /* a multiple of 256 */
         uint64_t nbytes;      /* a multiple of 256; 64 bits, so no block is limited to 2 TiB */
-        uint64_t stamp;       /* live: requested bytes; free: the arena's `sequence` at the free */
+        uint64_t stamp;       /* live: requested bytes; free: the arena's `sequence` at the free; pending:
+                                 that of `slot`, up to which its work is waited for, or 0 */
         uint32_t prev;        /* neighbours by address in the same segment: an edge before its first
                                  block, 0 behind its last */
         uint32_t next;
         uint32_t list_prev;   /* free: neighbours in the free list of the class */
         uint32_t list_next;   /* live: next in the chain of the address index; edge of an
                                  extent: the owner's lent block */
-        uint16_t slot;        /* stream slot that the block was allocated for, or freed on */
+        uint16_t slot;        /* stream slot that the block was allocated for, or freed on; pending: of
+                                 `stamp`; lent: of the arena that has it */
         uint16_t tag;
         uint16_t generation;  /* counts the frees of this record: an old (number, generation) is stale */
         uint8_t state;

@@ -8,6 +8,7 @@ from vpool._interface.upkeep cimport Upkeep
 cdef class Pool(Upkeep):
     cdef readonly object strategy
     cdef readonly object debug    # vpool.modes.Modes
+    cdef readonly object plan     # vpool.Plan, or None
     cdef object numbers           # what the strategy comes to here
     cdef object maintainer        # its helper thread, if one is wanted
 

@@ -8,6 +8,7 @@ from vpool._interface.upkeep import Upkeep
 from vpool._storage.source import Source
 from vpool.ipc import IpcHandle
 from vpool.modes import Modes
+from vpool.placement import Plan
 from vpool.policy import Policy
 from vpool.strategies import Strategy
 
@@ -25,6 +26,7 @@ class Pool(Upkeep):
         maintain_every: float | None = None,
         captures: bool = True,
         debug: str | Iterable[str] | None = None,
+        plan: Plan | str | PathLike[str] | None = None,
     ) -> Self: ...
     @classmethod
     def from_policy(
@@ -47,6 +49,8 @@ class Pool(Upkeep):
     def strategy(self) -> Strategy: ...
     @property
     def debug(self) -> Modes: ...
+    @property
+    def plan(self) -> Plan | None: ...
     @property
     def source(self) -> Source: ...
     @property

@@ -5,7 +5,8 @@ from vpool._management.state cimport Request
 
 cdef class Pressure:
     cdef Areas areas
-    cdef list callbacks           # (-priority, number, function), in the order of calling
+    cdef list callbacks           # (-priority, number, function), as they were added, by any thread at any moment
+    cdef object numbers           # itertools.count
     cdef object quarantine        # gives back what a debugger keeps; None without one
     cdef object pressed           # threading.local: whether this thread is calling them
 

@@ -12,6 +12,7 @@ from vpool._management.arena cimport Arena
 from vpool._management.core cimport Core, PeakFigures
 from vpool._management.hit cimport hit_any, put_any
 from vpool._management.journal cimport Journal
+from vpool._management.planned cimport Planned
 from vpool._management.state cimport STATE_HOLDS, STATE_STOPS, CoreState, Request
 from vpool._management.walk cimport Broken
 
@@ -19,6 +20,7 @@ from vpool._management.walk cimport Broken
 cdef class Areas:
     cdef readonly Core core       # grows
     cdef readonly Core fixed      # None where the strategy has no fixed core
+    cdef readonly Planned planned  # what the fixed core is for, in a pool with a plan; otherwise None
     cdef CoreState* state         # of the two, for callers that hold a reference to this
     cdef CoreState* fixed_state
     cdef uint64_t smallest        # requests of `smallest` to `smallest` + `band` bytes are common

@@ -1,6 +1,9 @@
 """What Python code sees of `vpool._management.areas`."""
 
+from numpy.typing import ArrayLike
+
 from vpool._management.core import Core
+from vpool._management.planned import Planned
 from vpool._storage.source import Source
 from vpool.strategies import Numbers
 
@@ -13,7 +16,10 @@ class Areas:
     @property
     def fixed(self) -> Core | None: ...
     @property
+    def planned(self) -> Planned | None: ...
+    @property
     def block_sizes(self) -> tuple[tuple[int, int], ...]: ...
+    def follow_plan(self, nbytes: ArrayLike, offset: ArrayLike, below: ArrayLike) -> None: ...
     def wait(self, may: bool) -> None: ...
     def apply(self, numbers: Numbers) -> None: ...
 

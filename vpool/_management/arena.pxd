@@ -84,7 +84,8 @@ cdef struct Arena:
     # Whether a block became pending on a free that no marker covers yet.  Set after the stamp was read and
     # cleared before `sequence` is raised, so that none is forgotten.
     uint64_t wanted
-    # Pending blocks, oldest first, linked like a free list; each has dependencies in `uses`.
+    # Pending blocks, oldest first, linked like a free list.  Each waits for what its record names, or for its
+    # dependencies in `uses`, or for both.
     BlockId pending_first
     BlockId pending_last
     uint32_t pending_blocks

@@ -7,6 +7,6 @@ from vpool._management.state cimport CoreState
 
 cdef bint pending_use(Arena* arena, BlockId block_id, Arena* user) noexcept nogil
 cdef void pending_put(Arena* arena, BlockId block_id) noexcept nogil
-cdef bint pending_add(Arena* arena, BlockId block_id, Arena* user, uint64_t number) noexcept nogil
+cdef void pending_on(Arena* arena, BlockId block_id, Arena* freer, uint64_t number) noexcept nogil
 cdef bint pending_release(CoreState* state, Arena* arena, BlockId block_id) noexcept nogil
 cdef void pending_rotate(Arena* arena) noexcept nogil

@@ -17,8 +17,10 @@ cdef enum StateBit:
     STATE_FORKED = 4              # this process is a child of the pool's: nothing of it may be used here
     STATE_DEBUG = 8               # blocks are checked
     STATE_NOTED = 16              # calls are recorded, or counted by tag
-    STATE_STOPS = STATE_CLOSED | STATE_FORKED | STATE_DEBUG | STATE_NOTED     # what an allocation looks at
-    STATE_HOLDS = STATE_FORKED | STATE_DEBUG | STATE_NOTED                    # and what a free looks at first
+    STATE_PLANNED = 32            # requests are looked up in a plan
+    # The bits that an allocation looks at, and those that a free looks at first.
+    STATE_STOPS = STATE_CLOSED | STATE_FORKED | STATE_DEBUG | STATE_NOTED | STATE_PLANNED
+    STATE_HOLDS = STATE_FORKED | STATE_DEBUG | STATE_NOTED
 
 cdef enum Rung:
     # What a miss tries, in this order; after each the request's own lists are searched again.

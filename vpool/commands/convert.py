@@ -1,9 +1,15 @@
 """``vpool convert``."""
 
+import argparse
 import os
+import sys
 
 from vpool.formats.writers import FORMATS, by_suffix
+from vpool.placing import placed
 from vpool.trace import Trace
+
+# Formats of a viewer that shows segments.
+_PLACED = ("torch-pickle", "torch-json")
 
 HELP = "Convert a trace file to another format."
 
@@ -17,7 +23,33 @@ def prepare(parser):
         metavar="FORMAT",
         help=f"{', '.join(FORMATS)}; what the ending of OUT means if not given",
     )
+    parser.add_argument(
+        "--events",
+        type=_span,
+        metavar="A:B",
+        help="only the events from A to before B, and what was live before; PyTorch's viewer is slow beyond 100,000",
+    )
+    parser.add_argument(
+        "--strategy",
+        metavar="NAME|FILE",
+        help="for PyTorch's viewer: place the blocks as this strategy of vpool replay would; if not given, where they "
+        "were recorded, or else as dynamic",
+    )
     parser.add_argument("--device", metavar="N", help="the device to read, of a file that has several")
+
+
+def _span(text):
+    """Two numbers of events on the command line; the first and the last event where one is not there."""
+    begin, colon, end = text.partition(":")
+    try:
+        if not colon:
+            raise ValueError
+        first, last = int(begin or 0), int(end) if end else sys.maxsize
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be two numbers as 1000:2000, not {text!r}") from None
+    if not 0 <= first < last:
+        raise argparse.ArgumentTypeError(f"must be a number and a larger one, not {text!r}")
+    return first, last
 
 
 def run(args):
@@ -28,7 +60,13 @@ def run(args):
         # A trace lacks what only the file had, and a write that fails would leave neither.
         raise ValueError(f"{args.out} is the file to read: name another one to write")
     trace = Trace.load(args.trace, args.device)
-    trace.save(args.out, form)
+    if args.events:
+        trace = trace.part(*args.events)
+    if args.strategy is not None and form not in _PLACED:
+        raise ValueError(f"--strategy places blocks for {' and '.join(_PLACED)}, not for {form}")
+    # The trace as it was is what is told of; made-up addresses would say nothing of what a pool reserves.
+    moved = form in _PLACED and (args.strategy is not None or trace.details is None)
+    (placed(trace, args.strategy) if moved else trace).save(args.out, form)
     result = {
         "format": form,
         "events": len(trace),

@@ -20,7 +20,7 @@ def prepare(parser):
 
 
 def run(args):
-    if _is_snapshot(args.file):
+    if is_snapshot(args.file):
         snapshot = Snapshot.load(args.file)
         trace, report = None, snapshot.report
         found = {"kind": "snapshot", "taken": snapshot.taken}
@@ -48,7 +48,7 @@ def run(args):
     return {**found, "report": report.to_dict()}
 
 
-def _is_snapshot(path):
+def is_snapshot(path):
     """Whether a file is one of `Snapshot.save`; what is none may be a trace."""
     try:
         with zipfile.ZipFile(path) as archive:

@@ -21,6 +21,8 @@ _KNOWN = (
 )
 # Protocol 2 and later begin with their number; earlier ones with a list or dict that is empty at first.
 _PICKLE = re.compile(rb"\x80[\x00-\x10]|[\]}](?:q.|r....|\()|\((?:dp|lp|dq|lq)[\d\x00-\xff]|\}\.|\]\.", re.DOTALL)
+# Its first field is a message of two small numbers: what is counted, and in which unit.
+_PROFILE = re.compile(rb"\x0a\x04\x08[\x01-\x7f]\x10[\x01-\x7f]")
 _JSON_KEYS = {
     "traceEvents": kineto.read,
     "segments": torch_snapshot.read_json,
@@ -58,6 +60,8 @@ def reader_of(source):
     head = source.head(_HEAD)
     if not head:
         raise FormatError("an empty file" if not source.compressed else "no content in the gzip data")
+    if _PROFILE.match(head):
+        raise FormatError("a profile of pprof, which sums up and does not tell single allocations")
     if head[:2] == b"PK" or head[:6] == b"\x93NUMPY":
         return npz.read
     if _PICKLE.match(head):

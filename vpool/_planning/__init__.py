@@ -1,0 +1,1 @@
+"""Planning: the placement of blocks whose lifetimes are known."""

@@ -1,0 +1,60 @@
+"""Blocks as ranges of NVTX, which Nsight Systems shows in a timeline, through the package ``nvtx``."""
+
+import threading
+
+from vpool.errors import Error
+
+__all__ = ["BlockRanges"]
+
+DOMAIN = "vpool"
+
+
+class BlockRanges:
+    """A range for each live block of a pool, and a counter of what is requested.
+
+    A range is named by the block's tag, or else by its call site, or "block"; its category is the pool, and its
+    payload the requested bytes.  It begins and ends on the host, when the block is lent and freed.
+
+    Parameters
+    ----------
+    pool : str
+        Name of the pool.
+
+    Raises
+    ------
+    Error
+        Where nvtx is not installed; ``pip install vpool[nvtx]`` has it.
+
+    Notes
+    -----
+    Thread safety: any method may be called from any thread.
+    """
+
+    def __init__(self, pool):
+        try:
+            import nvtx
+        except ImportError:
+            raise Error('debug="nvtx" needs the package nvtx: pip install vpool[nvtx]') from None
+        self._pool = pool
+        # Where no tool listens this one does nothing.
+        self._domain = nvtx.get_domain(DOMAIN)
+        self._counter = self._domain.get_counter(f"{pool}: requested bytes", int)
+        self._live = 0
+        self._counting = threading.RLock()  # a collection within may drop a buffer
+
+    def begin(self, nbytes, tag, site):
+        """A block was lent; what `end` wants to know."""
+        range_id = self._domain.start_range(message=tag or site or "block", category=self._pool, payload=nbytes)
+        self._count(nbytes)
+        return range_id, nbytes
+
+    def end(self, begun):
+        """The block is free."""
+        range_id, nbytes = begun
+        self._domain.end_range(range_id)
+        self._count(-nbytes)
+
+    def _count(self, change):
+        with self._counting:
+            self._live += change
+            self._counter.sample(self._live)
