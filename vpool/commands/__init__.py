@@ -16,7 +16,7 @@ from vpool.version import __version__
 
 __all__ = ["main"]
 
-COMMANDS = ("demo", "doctor", "replay", "compare", "tune", "plan", "inspect", "convert", "bench")
+COMMANDS = ("demo", "doctor", "replay", "compare", "tune", "inspect", "plan", "convert", "bench")
 
 
 class _Parser(argparse.ArgumentParser):
