@@ -19,6 +19,6 @@ napoleon_google_docstring = False
 napoleon_use_rtype = False
 napoleon_use_param = False
 napoleon_use_ivar = False
-nitpick_ignore = [("py:class", "numpy.ndarray")]
+nitpick_ignore = [("py:class", "numpy.ndarray"), ("py:class", "pathlib.Path")]
 # A section "Raises" may name several exceptions at once.
 nitpick_ignore_regex = [("py:exc", r".*,.*")]

@@ -67,7 +67,6 @@ THIRD_PARTY = {
     "rich": "vpool.commands.console",
     "matplotlib": ("vpool.commands.compare", "vpool.commands.tune", "vpool.recommendation", "vpool.plots"),
     "distributed": "vpool.cluster",
-    "matplotlib": "vpool",
     "prometheus_client": "vpool.metrics",
     "nvtx": "vpool.annotation",
 }

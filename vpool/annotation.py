@@ -2,9 +2,12 @@
 
 import threading
 
+from vpool._interface.tags import tag
+from vpool.debugging import Debugger
 from vpool.errors import Error
+from vpool.sites import NOT_SAMPLED
 
-__all__ = ["BlockRanges"]
+__all__ = ["Annotator", "BlockRanges", "debugger_of"]
 
 DOMAIN = "vpool"
 
@@ -58,3 +61,47 @@ class BlockRanges:
         with self._counting:
             self._live += change
             self._counter.sample(self._live)
+
+
+class Annotator(Debugger):
+    """A debugger whose live blocks are ranges."""
+
+    def __init__(self, name, modes, access, limit):
+        super().__init__(name, modes, access, limit)
+        self._ranges = BlockRanges(name)
+        self._begun: dict[int, tuple] = {}  # by the address that the caller has
+
+    def enter(self, block):
+        """Watch a block from now on."""
+        site = None if block.site is NOT_SAMPLED else block.site
+        self._begun[block.address] = self._ranges.begin(block.requested, tag.current(), site)
+        super().enter(block)
+
+    def free(self, address, slot=None, *, surely=False):
+        """Take a block back: see `Ledger.free`."""
+        # Before it is free: then the address may be another block's at once.
+        begun = self._begun.pop(address, None)
+        failed = True
+        try:
+            error = super().free(address, slot, surely=surely)
+            failed = error is not None
+            return error
+        finally:
+            if begun is not None:
+                if failed:
+                    self._begun[address] = begun
+                else:
+                    self._ranges.end(begun)
+
+    def forget(self, address):
+        """Watch a block no more that its caller never got."""
+        begun = self._begun.pop(address, None)
+        super().forget(address)
+        if begun is not None:
+            self._ranges.end(begun)
+
+
+def debugger_of(name, modes, access, limit):
+    """What watches the blocks of a pool with some modes: see `vpool.debugging.Debugger`."""
+    kind = Annotator if modes.nvtx else Debugger
+    return kind(name, modes, access, limit)

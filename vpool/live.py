@@ -59,7 +59,7 @@ class Server:
 
     Attributes
     ----------
-    path : Path
+    path : pathlib.Path
         Of the socket, which its owner alone may use.
     """
 

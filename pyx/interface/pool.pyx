@@ -23,7 +23,7 @@ from vpool._management.hit cimport put_any
 from vpool._management.state cimport STATE_CLOSED, STATE_FORKED, STATE_HOLDS
 
 from vpool._management.areas import CoreNotTaken
-from vpool.debugging import Debugger
+from vpool.annotation import debugger_of
 from vpool.errors import ForeignPointerError
 from vpool.maintenance import Maintainer, checked_interval
 from vpool.modes import Modes, modes_of, with_guards
@@ -148,7 +148,7 @@ cdef class Pool(Upkeep):
         if numbers.planned:
             self.areas.follow_plan(*self.plan.sequence())
         if self.debug != Modes():
-            self.watch(Debugger(self.name, self.debug, Access(self.areas), numbers.limit))
+            self.watch(debugger_of(self.name, self.debug, Access(self.areas), numbers.limit))
         register(self)
         if maintain_every is not None:
             self.maintainer = Maintainer(self, maintain_every)
