@@ -93,12 +93,6 @@ class Debugger(Ledger):
         self.process = os.getpid()
         self._sites = Sites(modes.sites, modes.depth) if modes.sites else None
         self._ranges = BlockRanges(name) if modes.nvtx else None
-        self._changing = threading.RLock()  # of what follows; nothing is called while it is held
-        self._live: dict[int, _Block] = {}
-        self._freed: collections.OrderedDict[int, _Block] = collections.OrderedDict()  # lately
-        self._waiting: collections.OrderedDict[int, _Block] = collections.OrderedDict()
-        self._waiting_bytes = 0
-        self._never_lent = 0
         self.set_limit(limit)
         if modes.leaks:
             _reported_at_exit.add(self)
@@ -130,9 +124,6 @@ class Debugger(Ledger):
         if self._ranges is not None:
             named = site if site is not NOT_SAMPLED else None
             block.begun = self._ranges.begin(requested, tag.current(), named)
-        with self._changing:
-            self._freed.pop(block.address, None)
-            self._live[block.address] = block
 
     def leave(self, block, slot, surely):
         """Look at the guards of a block that is being freed on the stream of a slot, in stream order.
@@ -148,122 +139,29 @@ class Debugger(Ledger):
         if self._sites is not None and block.site is not NOT_SAMPLED:
             block.freed_at = self._sites.here()
         last, named = block.last_slot, slot is not None
-        if not self._may_touch(last, named):
-            return None, None
-        if not all(self.access.follow(last, user, named) for user in {block.slot, *block.users} - {last}):
-            return None, None
-        damage = self._damage(block, last, named) if block.guarded else None
+        damage = None
+        touched = self._may_touch(last, named) and all(
+            self.access.follow(last, user, named) for user in {block.slot, *block.users} - {last}
+        )
+        if touched and block.guarded:
+            damage = self._damage(block, last, named)
         if damage is not None and not surely:
             self._fill_guards(block, last, named)
-        return damage, last
-        block = self._take(address)
-        try:
-            block.freer = slot
-            if self._sites is not None and block.site is not NOT_SAMPLED:
-                block.freed_at = self._sites.here()
-            damage = self._examine(block, slot is not None, surely)
-        except BaseException:
-            self._take_back(block)
-            raise
-        if damage is not None:
-            if not surely:
-                self._take_back(block)
-                return damage
-            self._report(damage)
-        self._end_range(block)
-        if block.nbytes <= self.bound:
-            with self._changing:
-                self._waiting[address] = block
-                self._waiting_bytes += block.nbytes
-            self._release(self.bound)
         else:
-            self._access.put(block.base, block.freer)
-        return None
+            self._end_range(block)
+        return damage, last if touched else None
 
-    def _take(self, address):
-        """The live block at an address, which from now on is one that was freed."""
-        with self._changing:
-            block = self._live.pop(address, None)
-            if block is not None:
-                self._freed[address] = block
-                while len(self._freed) > _MOST_FREED:
-                    self._freed.popitem(last=False)
-        if block is None:
-            raise NotLive(address)
-        return block
-
-    def _take_back(self, block):
-        """Make a block live again whose free has failed."""
-        block.freer = block.freed_at = None
-        with self._changing:
-            self._freed.pop(block.address, None)
-            self._live[block.address] = block
-
-    def _examine(self, block, named, surely):
-        """Look at the guards of a block that is being freed, and poison it, in stream order; what is wrong."""
-        slot = block.last_slot
-        damage = None
-        if not self._may_touch(slot, named):
-            return None
-        if not all(self._access.follow(slot, user, named) for user in {block.slot, *block.users} - {slot}):
-            return None
-        if block.guarded:
-            damage = self._damage(block, slot, named)
-        if damage is not None and not surely:
-            self._fill_guards(block, slot, named)
-        elif self.modes.poison:
-            self._access.fill(slot, named, block.base, FREED, block.nbytes)
-            block.poisoned = True
-        return damage
-
-    def drop(self, address):
-        """Take the block of a dropped buffer back; what is wrong is reported, since nobody can catch it."""
-        try:
-            self.free(address, surely=True)
-            return
-        except NotLive:
-            return  # another thread was faster
-        except AttributeError:
-            pass  # a collection that takes the pool apart has been here
-        except Exception as error:
-            self._report(error)
-        with self._changing:
-            block = self._live.pop(address, None)
+    def forget(self, address):
+        """Watch a block no more that its caller never got; the pool takes it back and has counted both."""
+        block = self.live.get(address)
+        super().forget(address)
         if block is not None:
             self._end_range(block)
-            self._access.put(block.base, None)
 
     def _end_range(self, block):
         if block.begun is not None:
             begun, block.begun = block.begun, None
             self._ranges.end(begun)
-
-    def use(self, address, slot):
-        """Note that a further stream uses a block."""
-        with self._changing:
-            block = self._live.get(address)
-            if block is not None:
-                block.users = (*block.users, slot)
-
-    def base_of(self, address):
-        """Address of a live block as the pool knows it."""
-        block = self._live.get(address)
-        if block is None:
-            raise NotLive(address)
-        return block.base
-
-    def forget(self, address):
-        """Watch a block no more that its caller never got; the pool takes it back and has counted both."""
-        with self._changing:
-            block = self._live.pop(address, None)
-            self._never_lent += 1
-        if block is not None:
-            self._end_range(block)
-
-    def is_live(self, address):
-        """Whether a block is with its caller."""
-        # Where a collection takes the pool apart, it may have emptied this object before it drops the buffers.
-        return address in self.__dict__.get("_live", ())
 
     def _may_touch(self, slot, named):
         """Whether memory is to be looked at, and can be: not while the stream captures."""

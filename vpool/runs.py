@@ -137,9 +137,9 @@ def measure(trace, policy, capacity=None, passes=1, maintain=False):
     -----
     O(n) for n events, nearly all of it without the GIL, so threads run at once.
     """
-    pool = _pool_for(policy, "simulated", capacity)
+    pool = pool_for(policy, "simulated", capacity)
     served = 0
-    with pool, _streams_of(pool.source.driver, trace) as streams:
+    with pool, streams_of(pool.source.driver, trace) as streams:
         replayer = Replayer(pool, trace, streams, maintain=maintain)
         for _ in range(passes):
             done = replayer.run(0, len(trace))
