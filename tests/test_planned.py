@@ -283,6 +283,19 @@ class TestPool:
             assert pool.plan is None
             assert pool.stats.allocations == 6
 
+    def test_a_pool_that_is_recorded_follows_its_plan(self, plan):
+        with planned_pool(plan) as pool:
+            with pool.record() as trace:
+                run_step(pool)
+                replayer = Replayer(pool, made(*EVENTS), {0: 0})
+                assert replayer.run(0, len(EVENTS)) == len(EVENTS)
+            assert pool.planned == {"served": 12, "taken": 0, "strange": 0}
+            assert trace.allocations == 12
+            assert vpool.plan(trace).peak_bytes == plan.peak_bytes
+            run_step(pool)
+            assert pool.planned["served"] == 18
+            pool.check()
+
     def test_without_a_plan_there_is_none(self, pool):
         assert pool.planned is None
         assert pool.plan is None
