@@ -159,7 +159,7 @@ class Debugger(Ledger):
             self._end_range(block)
 
     def _end_range(self, block):
-        if block.begun is not None:
+        if self._ranges is not None and block.begun is not None:
             begun, block.begun = block.begun, None
             self._ranges.end(begun)
 
