@@ -28,6 +28,7 @@ def prepare(parser):
 
 def run(args):
     title = Path(args.file).name
+    notes: list[str] = []
     if is_snapshot(args.file):
         if args.strategy is not None or args.capacity is not None:
             raise ValueError("a snapshot's blocks are where they were: --strategy and --capacity are for traces")
@@ -36,13 +37,14 @@ def run(args):
     else:
         trace, placement = _with_addresses(args)
         page = page_of_trace(trace, title, placement)
-        found = {"kind": "trace", "events": len(trace), "allocations": trace.allocations, "notes": trace.notes}
+        notes = trace.notes
+        found = {"kind": "trace", "events": len(trace), "allocations": trace.allocations, "notes": notes}
     written = page.encode()
     Path(args.out).write_bytes(written)
     if not args.json:
         count = "blocks" if "blocks" in found else "events"
         print(f"{args.out}: {found[count]:,} {count}, {format_bytes(len(written))}")
-        for note in found.get("notes", ()):
+        for note in notes:
             print(f"note: {note}")
     return {**found, "page_bytes": len(written)}
 
