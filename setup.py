@@ -20,11 +20,13 @@ MODULES = {
         "simulated_captures",
         "simulated_streams",
         "host_driver",
+        "virtual_memory",
         "simulated_driver",
         "shared_memory",
         "fake_cuda",
         "cuda_driver",
         "source",
+        "mapped_source",
     ),
     "management": (
         *("order", "pending", "arena", "journal", "lend", "cross", "core", "ladder", "adapt", "walk", "noted"),

@@ -34,6 +34,9 @@ from vpool._management.index cimport index_find, index_insert, index_remove
 from vpool._management.record cimport record_delete, record_new
 from vpool._management.state cimport lock_all, unlock_all
 
+from vpool._storage.mapped_source cimport MappedSource
+from vpool._storage.source cimport Handle, Range
+
 CLASSES = <int> (ROWS * CLASSES_PER_ROW)
 
 
@@ -293,3 +296,48 @@ def figures_under_locks(Pool pool not None):
 
 def read_atomically(unsigned long long value):
     return atomic_read(value)
+
+
+cdef class Space:
+    """A range of a source, and handles by their number."""
+
+    cdef MappedSource source
+    cdef Range span
+    cdef Handle handles[64]
+    cdef readonly int count
+
+    def __cinit__(self, MappedSource source):
+        self.source = source
+
+    def reserve(self, uint64_t nbytes):
+        return self.source.reserve(nbytes, &self.span)
+
+    @property
+    def address(self):
+        return self.span.address
+
+    def create(self, uint64_t nbytes):
+        cdef int status = self.source.create(nbytes, &self.handles[self.count])
+        self.count += status == 0
+        return status
+
+    def token(self, int number):
+        return self.handles[number].token
+
+    def map(self, uint64_t offset, int number):
+        return self.source.map_at(self.span.address + offset, &self.handles[number])
+
+    def unmap(self, uint64_t offset, uint64_t nbytes):
+        return self.source.unmap_at(self.span.address + offset, nbytes)
+
+    def release(self, int number):
+        return self.source.release(&self.handles[number])
+
+    def unreserve(self):
+        return self.source.unreserve(&self.span)
+
+    def acquire(self, uint64_t nbytes):
+        return self.source.acquire(nbytes, &self.span, &self.handles[0])
+
+    def surrender(self):
+        return self.source.surrender(&self.span, &self.handles[0])
