@@ -29,7 +29,21 @@ MODULES = {
         "mapped_source",
     ),
     "management": (
-        *("order", "pending", "arena", "journal", "lend", "cross", "core", "ladder", "adapt", "walk", "noted"),
+        *(
+            "order",
+            "pending",
+            "arena",
+            "journal",
+            "lend",
+            "cross",
+            "holes",
+            "mapped",
+            "window",
+            "core",
+            "moves",
+            "room",
+        ),
+        *("idle", "ladder", "adapt", "walk", "noted"),
         "areas",
     ),
     "interface": (

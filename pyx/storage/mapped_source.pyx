@@ -125,18 +125,23 @@ cdef class MappedSource(Source):
             handle.token = 0
         return status
 
-    cdef int map_at(self, uint64_t address, Handle* handle) noexcept nogil:
-        """Put a handle at an address of a range, for the device and its peers to use.  All or nothing."""
+    cdef int map_at(self, uint64_t address, Handle* handle, bint* stays) noexcept nogil:
+        """Put a handle at an address of a range, for the device and its peers to use.
+
+        All or nothing; where this fails and it `stays`, the driver did not undo it: nobody can use it there, and it
+        is to be unmapped later.
+        """
         cdef int previous, mode
         cdef int status = self._enter_relaxed(&previous, &mode)
         cdef int mapped
+        stays[0] = False
         if status != STATUS_OK:
             return status
         mapped = self.driver.handle_map(address, handle.nbytes, handle.token)
         status = mapped if mapped != STATUS_OK else self._open_mapping(address, handle.nbytes)
         status = self._leave_relaxed(previous, mode, status)
         if status != STATUS_OK and mapped == STATUS_OK:
-            self.driver.handle_unmap(address, handle.nbytes)
+            stays[0] = self.driver.handle_unmap(address, handle.nbytes) != STATUS_OK
         return status
 
     cdef int _open_mapping(self, uint64_t address, uint64_t nbytes) noexcept nogil:
@@ -160,7 +165,8 @@ cdef class MappedSource(Source):
         return unmapped
 
     cdef int map(self, Range* span, uint64_t offset, Handle* handle) noexcept nogil:
-        return self.map_at(span.address + offset, handle)
+        cdef bint stays
+        return self.map_at(span.address + offset, handle, &stays)
 
     cdef int unmap(self, Range* span, uint64_t offset, Handle* handle) noexcept nogil:
         return self.unmap_at(span.address + offset, handle.nbytes) if span.address else STATUS_OK
@@ -183,6 +189,9 @@ cdef class MappedSource(Source):
         if status != STATUS_OK:
             return status
         freed = self.driver.address_free(address, nbytes)
+        if freed != STATUS_OK and self.driver.handle_unmap(address, nbytes) == STATUS_OK:
+            # What could not be unmapped when it was mapped, and was released since.
+            freed = self.driver.address_free(address, nbytes)
         self._leave_relaxed(previous, mode, freed)
         return freed
 
@@ -232,5 +241,11 @@ cdef class MappedSource(Source):
                 return first
             # What is mapped nowhere has no address that anybody could use.
             first = self.unreserve(span)
+        else:
+            self._free_strays()                   # it may still be mapped there
         status = self.release(handle)
         return status if first == STATUS_OK else first
+
+    cdef int share(self, uint64_t address, uint64_t nbytes, char* handle) noexcept nogil:
+        """What ``cudaIpcGetMemHandle`` gives there is for memory of cudaMalloc alone."""
+        return STATUS_NOT_SUPPORTED

@@ -19,7 +19,7 @@ cdef class MappedSource(Source):
     cdef Range strays[<int> MOST_STRAYS]          # that the driver did not free when it was asked
     cdef int stray_count
 
-    cdef int map_at(self, uint64_t address, Handle* handle) noexcept nogil
+    cdef int map_at(self, uint64_t address, Handle* handle, bint* stays) noexcept nogil
     cdef int unmap_at(self, uint64_t address, uint64_t nbytes) noexcept nogil
     cdef int _open_mapping(self, uint64_t address, uint64_t nbytes) noexcept nogil
     cdef int _free_range(self, uint64_t address, uint64_t nbytes) noexcept nogil
