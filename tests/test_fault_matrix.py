@@ -15,8 +15,8 @@ import pytest
 
 import vpool
 from tests.helpers.pools import KIB, MIB, run_cleanly
-from tests.helpers.rig import Fake, Rig, Simulated, Stopped, sample
-from tests.helpers.scenarios import open_exported, watch
+from tests.helpers.rig import Fake, Mapped, Rig, Simulated, Stopped, sample
+from tests.helpers.scenarios import move, open_exported, watch
 from vpool._storage.driver import CALL_NAMES
 
 OUT_OF_MEMORY = 2
@@ -52,6 +52,15 @@ OWN = {
     "ipc_open": (1, OUT_OF_MEMORY, 208, 400, 801),
     "ipc_close": (1, 400),
     "fill_on": (1, 400, 900),
+    "device_attribute": (1, 101),
+    "handle_granularity": (1, 101, 801),
+    "address_reserve": (1, OUT_OF_MEMORY),
+    "address_free": (1,),
+    "handle_create": (1, OUT_OF_MEMORY, 101),
+    "handle_release": (1,),
+    "handle_map": (1, OUT_OF_MEMORY, 801),
+    "handle_unmap": (1,),
+    "access_set": (1, OUT_OF_MEMORY, 101),
     "read_on": (1, 400, 900),
 }
 # vpool never makes these: only its tests do.
@@ -397,18 +406,19 @@ def replay(rig):
 SCENARIOS = {
     construct: (Fake, Simulated),
     hit: (Fake, Simulated),
-    grow: (Fake, Simulated),
+    grow: (Fake, Simulated, Mapped),
     grow_from_a_base_that_does_not_suit: (functools.partial(Simulated, base_offset=100),),
-    run_out: (Fake, Simulated),
+    run_out: (Fake, Simulated, Mapped),
+    move: (Mapped,),
     crowded_device: (functools.partial(Fake, 40 * MIB), functools.partial(Simulated, 40 * MIB)),
-    trim: (Fake, Simulated),
-    close_with_live_blocks: (Fake, Simulated),
+    trim: (Fake, Simulated, Mapped),
+    close_with_live_blocks: (Fake, Simulated, Mapped),
     drop_buffers: (Fake, Simulated),
-    steal: (Fake, Simulated),
+    steal: (Fake, Simulated, Mapped),
     free_elsewhere: (Fake, Simulated),
     record_and_free: (Fake, Simulated),
-    wait_for_pending: (Fake, Simulated),
-    raise_rather_than_wait: (Fake, Simulated),
+    wait_for_pending: (Fake, Simulated, Mapped),
+    raise_rather_than_wait: (Fake, Simulated, Mapped),
     streams_die: (Fake, Simulated),
     handles_come_back: (Fake, Simulated),
     forget_streams: (Fake, Simulated),
@@ -420,7 +430,7 @@ SCENARIOS = {
     adapt: (Fake, Simulated),
     two_devices: (Fake,),
     look: (Fake, Simulated),
-    capture: (Fake, Simulated),
+    capture: (Fake, Simulated, Mapped),
     export: (Fake,),
     replay: (Fake, Simulated),
     watch: (Fake,),

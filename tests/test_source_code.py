@@ -161,6 +161,9 @@ def stub_signatures(path):
                 plain = args.posonlyargs + args.args
                 defaults = [None] * (len(plain) - len(args.defaults)) + args.defaults + args.kw_defaults
                 names = [arg.arg for arg in plain + args.kwonlyargs]
+                if args.kwarg:
+                    names.append(f"**{args.kwarg.arg}")
+                    defaults.append(None)
                 values = [None if value is None else ast.unparse(value) for value in defaults]
                 signatures[getattr(scope, "name", ""), node.name] = dict(zip(names, values, strict=True))
     return signatures

@@ -62,7 +62,7 @@ def _of_pending(report):
 
 def _of_fragmentation(report):
     equal_blocks = report.core is not None and len(report.core["block_sizes"]) > 0
-    if not equal_blocks and report.external_fragmentation > 0.5:
+    if not equal_blocks and report.movable_bytes is None and report.external_fragmentation > 0.5:
         yield (
             f"Free memory is in {report.free_blocks} pieces: {format_bytes(report.free_bytes)} are free, but the "
             f"largest request they can serve is {format_bytes(report.largest_free_bytes)}."

@@ -89,7 +89,18 @@ def _ended(trace, event):
 
 def _like(trace, events, notes, failures, details):
     """The first events of a trace, with other notes, failures and details."""
-    columns = (column[:events] for column in (trace.op, trace.number, trace.bytes, trace.stream, trace.t_us))
+    op, number, nbytes, stream, t_us = (
+        column[:events] for column in (trace.op, trace.number, trace.bytes, trace.stream, trace.t_us)
+    )
     return Trace(
-        *columns, marks_us=trace.marks_us, notes=notes, failures=failures, figures=trace.figures, details=details
+        op,
+        number,
+        nbytes,
+        stream,
+        t_us,
+        marks_us=trace.marks_us,
+        notes=notes,
+        failures=failures,
+        figures=trace.figures,
+        details=details,
     )

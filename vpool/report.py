@@ -26,6 +26,8 @@ BLOCK_DTYPE = np.dtype(
     ]
 )
 SEGMENT_DTYPE = np.dtype([("address", np.uint64), ("nbytes", np.uint64), ("stream", np.uint64)])
+# What a source whose memory can be moved maps at least.
+_MAPPED_UNIT = 2 << 20
 # Upper bounds of the tiers that reports show; the last has none.
 SIZE_TIERS = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, None)
 
@@ -63,6 +65,9 @@ class Report:
         The most that this pool reserves; what else is on the device does not count.
     device_free_bytes, device_total_bytes : int or None
         Of the device, with all that others hold there; None where it did not answer.
+    movable_bytes : int or None
+        Of a source whose memory can be moved: bytes of handles that hold nothing but free memory, which
+        can come together in one piece; None of other sources.
     live_blocks, free_blocks, segments, source_calls : int
         Counts.
     utilization : float
@@ -129,6 +134,7 @@ class Report:
         self.free_blocks = len(self._free)
         self.segments = len(segments)
         self.core = figures["core"]
+        self.movable_bytes = figures.get("movable_bytes")
         self.utilization = _ratio(self.allocated_bytes, self.reserved_bytes, 0.0)
         self.external_fragmentation = 1 - _ratio(self.largest_free_bytes, self.free_bytes, 1.0)
         self.internal_fragmentation = 1 - _ratio(self.requested_bytes, self.allocated_bytes, 1.0)
@@ -261,14 +267,17 @@ class Report:
             first, in_core = 1, self._largest_in_core()
         for number, segment in enumerate(self.segment_table[first:], first):
             mine = self.blocks[self.blocks["segment"] == number]
-            runs = _runs_without(mine["state"] == "live", mine["nbytes"])
+            unmapped = mine["state"] == "unmapped"
+            runs = _runs_without((mine["state"] == "live") | unmapped, mine["nbytes"])
             longest = max(longest, *runs, 0)
-            if len(mine) and not (mine["state"] == "live").any():
+            if len(mine) and not unmapped.any() and not (mine["state"] == "live").any():
                 idle += int(segment["nbytes"])
+        idle += self.movable_bytes or 0
         room = self.limit_bytes - self.reserved_bytes + idle
         if self._figures["device_free_bytes"] is not None:
             room = min(room, self._figures["device_free_bytes"] + idle)
-        longest = max(longest, room // 256 * 256 - self.base_slack_bytes, 0)
+        unit = 256 if self.movable_bytes is None else _MAPPED_UNIT
+        longest = max(longest, room // unit * unit - self.base_slack_bytes, 0)
         if self.core is not None and self.core["exclusive"] and longest <= self.core["largest"]:
             longest = 0
         return max(in_core, longest)
@@ -312,6 +321,7 @@ class Report:
                 "free_blocks",
                 "segments",
                 "source_calls",
+                "movable_bytes",
                 "utilization",
                 "external_fragmentation",
                 "internal_fragmentation",

@@ -1,6 +1,7 @@
 """One run of a trace through a pool of its own, and what it showed."""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import NamedTuple
 
@@ -15,6 +16,10 @@ from vpool.shortage import Shortage
 
 __all__ = ["Figures", "ReplayResult", "measure", "pool_for", "run", "streams_of"]
 
+_SIMULATED: dict[str, Callable[..., sources.Source]] = {
+    "simulated": sources.Simulated,
+    "simulated-vmm": sources.SimulatedVmm,
+}
 # Events between two calls of the progress function.
 _CHUNK = 1 << 16
 
@@ -45,7 +50,10 @@ class ReplayResult:
     warm_ns_per_event : list of float or None
         `ns_per_event` of each pass.
     driver_calls, driver_ns : list of int
-        Calls of the source's driver in each pass, and the nanoseconds that they took.
+        Calls of the source's driver in each pass, and the nanoseconds that they took; those that a device would
+        have taken, where it is modelled.
+    worst_driver_ns : list of int
+        The most nanoseconds that one event of each pass spent in the driver.
     waited : int
         Requests that waited for a new segment, over all passes.
     core_share : float or None
@@ -75,6 +83,7 @@ class ReplayResult:
     warm_ns_per_event: list
     driver_calls: list
     driver_ns: list
+    worst_driver_ns: list = field(default_factory=list)
     waited: int = 0
     core_share: float | None = None
     verified_bytes: int = 0
@@ -173,9 +182,9 @@ def pool_for(policy, source, capacity):
     strategy = policy.strategy
     if capacity is not None:
         strategy = strategy.within(capacity)
-        if source == "simulated":
-            source = sources.Simulated(capacity)
-    elif source == "simulated" and isinstance(strategy.limit_of(), float):
+        if source in _SIMULATED:
+            source = _SIMULATED[source](capacity)
+    elif source in _SIMULATED and isinstance(strategy.limit_of(), float):
         # Unbounded: the 80 % of a device that is not there would mean nothing.
         strategy = strategy.with_limit(1.0)
     policy = replace(policy, strategy=strategy)
@@ -197,6 +206,7 @@ class _Run:
         self.nanoseconds = []
         self.driver_calls = []
         self.driver_ns = []
+        self.worst_driver_ns = []
 
     def result(self):
         for number in range(self.passes):
@@ -223,6 +233,7 @@ class _Run:
             warm_ns_per_event=per_event,
             driver_calls=self.driver_calls,
             driver_ns=self.driver_ns,
+            worst_driver_ns=self.worst_driver_ns,
             waited=stats.allocations - stats.hits,
             core_share=self.pool.core_share,
             verified_bytes=self.replayer.verified,
@@ -232,27 +243,29 @@ class _Run:
         )
 
     def _driver_totals(self):
-        calls = self.pool.source.driver.calls()
+        """Calls, nanoseconds that passed in them, and nanoseconds that a model adds."""
+        driver = self.pool.source.driver
         # Patterns are the replay's own doing, not the pool's.
-        mine = [figures for name, figures in calls.items() if name not in ("fill", "read", "write")]
-        return sum(figures[0] for figures in mine), sum(figures[2] for figures in mine)
+        mine = [figures for name, figures in driver.calls().items() if name not in ("fill", "read", "write")]
+        modelled = sum(driver.modelled_ns().values())
+        return np.array([sum(one[0] for one in mine), sum(one[2] for one in mine), modelled])
 
     def _run_pass(self, number):
         begin = self.replayer.nanoseconds
-        calls, driver_ns = self._driver_totals()
+        self.replayer.worst_ns = 0
+        totals = self._driver_totals()
         peak = self.trace.peak_event + 1
         if self._run_events(number, 0, peak) and number == 0:
             before = self._driver_totals()
             self.worst = self.pool.inspect()
-            after = self._driver_totals()
-            calls += after[0] - before[0]
-            driver_ns += after[1] - before[1]
+            totals += self._driver_totals() - before
         if self.oom is None:
             self._run_events(number, peak, len(self.trace))
-        after = self._driver_totals()
-        self.driver_calls.append(after[0] - calls)
-        self.driver_ns.append(after[1] - driver_ns)
-        self.nanoseconds.append(max(0, self.replayer.nanoseconds - begin - self.driver_ns[-1]))
+        calls, passed, modelled = (self._driver_totals() - totals).tolist()
+        self.driver_calls.append(calls)
+        self.driver_ns.append(passed + modelled)
+        self.worst_driver_ns.append(self.replayer.worst_ns)
+        self.nanoseconds.append(max(0, self.replayer.nanoseconds - begin - passed))
         if not self.replayer.finish():
             self._source_failed("the end of the trace")
             raise PatternError("a block that was live at the end of the trace does not hold its pattern")

@@ -182,7 +182,7 @@ class Shortage:
         report = self._report
         need = self._need + report.base_slack_bytes - report.growth_bytes
         rows = list(enumerate(report.segment_rows))[1 if report.core else 0 :]
-        rows.sort(key=lambda one: one[1]["live_bytes"] / one[1]["nbytes"])
+        rows.sort(key=lambda one: one[1]["live_bytes"] / max(1, one[1]["nbytes"]))  # a range may have no memory yet
         chosen = []
         for number, row in rows:
             if need <= 0:

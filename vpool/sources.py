@@ -1,7 +1,7 @@
 """Sources: where a pool's memory comes from.
 
-A name (``"cuda"``, ``"host"``, ``"simulated"``) means a source with its default options; the functions
-here build one with options.
+A name (``"cuda"``, ``"cuda-vmm"``, ``"host"``, ``"simulated"``, ``"simulated-vmm"``) means a source with its
+default options; the functions here build one with options.
 """
 
 import operator
@@ -9,12 +9,23 @@ from collections.abc import Callable
 
 from vpool._storage.fork import forks
 from vpool._storage.host_driver import HostDriver
+from vpool._storage.mapped_source import MappedSource
 from vpool._storage.simulated_driver import SimulatedDriver
 from vpool._storage.source import Source
 from vpool.errors import ForkedProcessError, SourceError
 from vpool.sizes import parse_size
 
-__all__ = ["Cuda", "Host", "Simulated", "Source", "checked_ordinal", "current_device", "resolve"]
+__all__ = [
+    "Cuda",
+    "CudaVmm",
+    "Host",
+    "Simulated",
+    "SimulatedVmm",
+    "Source",
+    "checked_ordinal",
+    "current_device",
+    "resolve",
+]
 
 _UNBOUNDED = 2**62
 
@@ -70,9 +81,66 @@ def Cuda(device=None):
     return _cuda_source(_load_cuda(again=True), device)
 
 
-def _cuda_source(driver, device):
+def CudaVmm(device=None, *, handle=None, tight=False, peers=(), exportable=False):
+    """Virtual memory of one device: handles that are mapped where they are needed.
+
+    Parameters
+    ----------
+    device : int, optional
+        Ordinal; the thread's current device if not given.
+    handle : int or str, optional
+        Bytes of a handle where nothing else decides, a multiple of 2 MiB; 24 MiB if not given.  A handle moves whole
+        or not at all, so smaller ones waste less memory and cost more driver calls.
+    tight : bool
+        Waste as little memory as possible: handles of 2 MiB, at about ten times the driver time.
+    peers : iterable of int
+        Further devices that may access the memory.
+    exportable : bool
+        Whether another library of this process can export the handles, as file descriptors, by
+        ``cuMemRetainAllocationHandle``.
+
+    Raises
+    ------
+    SourceError
+        Where CUDA cannot be used, or the device has no virtual memory; the message says why.
+    ForkedProcessError
+        In a child of a process that used CUDA.
+    ValueError
+        For a device that is not there, or a size that is no multiple of 2 MiB.
+    """
+    driver = _load_cuda(again=True)
+    peers = [_ordinal(driver, peer) for peer in peers]
+    return _cuda_source(driver, device, "cuda-vmm", peers=peers, exportable=exportable, **_moves(handle, tight))
+
+
+def SimulatedVmm(capacity=None, *, handle=None, tight=False):
+    """Addresses without memory, modelled on `CudaVmm` with the time its driver's calls take.
+
+    Parameters
+    ----------
+    capacity : int or str, optional
+        Bytes that the device has; unbounded if not given.
+    handle, tight
+        As for `CudaVmm`.
+    """
+    size = _UNBOUNDED if capacity is None else parse_size(capacity, "capacity")
+    return MappedSource(SimulatedDriver(size), "simulated-vmm", has_memory=False, **_moves(handle, tight))
+
+
+def _moves(handle, tight):
+    """How a mapped source moves memory, as arguments for it."""
+    if tight:
+        return {
+            "handle_bytes": 2 << 20 if handle is None else parse_size(handle, "handle"),
+            "slack": 0.005,
+        }
+    return {} if handle is None else {"handle_bytes": parse_size(handle, "handle")}
+
+
+def _cuda_source(driver, device, name="cuda", **options):
+    kind = MappedSource if options else Source
     try:
-        source = Source(driver, "cuda", _ordinal(driver, device))
+        source = kind(driver, name, _ordinal(driver, device), **options)
         if forks():
             source.memory()  # the first call that needs the device tells what a fork has broken
     except SourceError as error:
@@ -127,7 +195,13 @@ def current_device():
         return 0
 
 
-BY_NAME: dict[str, Callable[..., Source]] = {"cuda": Cuda, "host": Host, "simulated": Simulated}
+BY_NAME: dict[str, Callable[..., Source]] = {
+    "cuda": Cuda,
+    "cuda-vmm": CudaVmm,
+    "host": Host,
+    "simulated": Simulated,
+    "simulated-vmm": SimulatedVmm,
+}
 
 
 def resolve(source=None, device=None):
@@ -151,8 +225,8 @@ def resolve(source=None, device=None):
     if source not in BY_NAME:
         names = ", ".join(f'"{name}"' for name in sorted(BY_NAME))
         raise ValueError(f"no source {source!r}; the sources are {names}")
-    if source == "cuda":
-        return Cuda(device)
+    if source.startswith("cuda"):
+        return BY_NAME[source](device)
     made = BY_NAME[source]()
     _ordinal(made.driver, device)
     return made

@@ -4,6 +4,7 @@ import numpy as np
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from vpool._base.clock cimport now_ns
+from vpool._base.lock cimport atomic_read
 from vpool._interface.pool cimport Pool
 from vpool._management.arena cimport Arena
 from vpool._management.areas cimport areas_allocate, areas_deallocate
@@ -74,6 +75,8 @@ cdef class Replayer:
     ----------
     nanoseconds : int
         Time of the events so far, driver calls and patterns included.
+    worst_ns : int
+        The most nanoseconds that one event spent in driver calls since this was last set to 0.
     verified : int
         Bytes of the blocks whose pattern was verified so far.
     mismatch : int
@@ -99,6 +102,7 @@ cdef class Replayer:
     cdef bint patterns
     cdef bint maintain
     cdef readonly uint64_t nanoseconds
+    cdef public uint64_t worst_ns
     cdef readonly uint64_t verified
     cdef readonly long long mismatch
     cdef int status                       # of the driver call for a pattern that failed
@@ -153,7 +157,7 @@ cdef class Replayer:
             The event that failed for want of memory or by a damaged pattern, or `end`.
         """
         cdef Py_ssize_t i = begin
-        cdef uint64_t started
+        cdef uint64_t started, spent, before
         cdef int64_t mark
         cdef Py_ssize_t next_mark = np.searchsorted(self.marks, begin)
         if not 0 <= begin <= end <= self.op.shape[0]:
@@ -161,6 +165,7 @@ cdef class Replayer:
         with nogil:
             started = now_ns()
             mark = self.marks[next_mark]
+            spent = atomic_read(self.source.driver.spent)
             while i < end:
                 if self.pessimistic and i >= mark:
                     self.simulated.complete_all()
@@ -172,6 +177,10 @@ cdef class Replayer:
                 if not (self.lend(i) if self.op[i] == 0 else self.take_back(i)):
                     break
                 i += 1
+                before = spent
+                spent = atomic_read(self.source.driver.spent)
+                if spent - before > self.worst_ns:
+                    self.worst_ns = spent - before
             self.nanoseconds += now_ns() - started
         return i
 

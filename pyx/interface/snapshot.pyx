@@ -7,8 +7,9 @@ from vpool._base.lock cimport atomic_read
 from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, BLOCK_PENDING, BLOCK_UNMAPPED
 from vpool._management.areas cimport Areas
 from vpool._management.core cimport Core
+from vpool._management.idle cimport idle_movable
 from vpool._management.journal cimport Journal
-from vpool._management.state cimport CoreState, slot_count
+from vpool._management.state cimport STATE_MAPPED, CoreState, slot_count
 from vpool._management.walk cimport WAITS_FOR_NOTHING, BlockCopy, SegmentCopy, Totals, walk_copy, walk_totals
 
 from vpool._interface.tags import name_of
@@ -42,8 +43,14 @@ cdef tuple copy_records(Areas areas, str name):
     """Figures, blocks and segments of one moment; a fixed core's of the moment before."""
     cdef Core core = areas.core
     cdef Totals totals
+    cdef uint64_t movable
     figures, blocks, segments = _copy_area(core)
     figures["core"] = None
+    figures["movable_bytes"] = None
+    if core.state.word & STATE_MAPPED:
+        with nogil:
+            movable = idle_movable(core)
+        figures["movable_bytes"] = movable
     if areas.fixed is not None:
         fixed, fixed_blocks, fixed_segments = _copy_area(areas.fixed)
         for key in figures:

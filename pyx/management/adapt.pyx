@@ -3,7 +3,8 @@ from libc.stdint cimport uint64_t
 
 from vpool._base.lock cimport atomic_add, atomic_exchange, atomic_read, atomic_write
 from vpool._management.core cimport Core, core_live_bytes
-from vpool._management.state cimport Demand
+from vpool._management.idle cimport idle_trim
+from vpool._management.state cimport STATE_MAPPED, Demand
 
 cdef enum:
     FREES_A_LOOK = 2
@@ -15,8 +16,11 @@ cdef enum:
 cdef void _give_surplus(Core core, uint64_t number, uint64_t live, uint64_t keep) noexcept nogil:
     """Give idle segments back while there is a surplus, and plan the next try where none is idle."""
     cdef Demand* demand = &core.state.demand
+    cdef uint64_t released = 0
     core.prove_idle()
-    if core.give_idle(keep, live + live // 32):
+    if core.state.word & STATE_MAPPED:
+        idle_trim(core, max(keep, live + live // 32), &released)
+    if core.give_idle(keep, live + live // 32) or released:
         demand.next_try = 0
         demand.tried_live = 0
         return

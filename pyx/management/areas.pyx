@@ -11,6 +11,7 @@ from vpool._management.adapt cimport adapt_look
 from vpool._management.arena cimport NEVER_CUT, Arena
 from vpool._management.core cimport Core, PeakFigures, core_deallocate, core_live_bytes, request_broken
 from vpool._management.cross cimport cross_free, cross_use
+from vpool._management.idle cimport idle_look, idle_trim
 from vpool._management.journal cimport MOST_TAGS, TagCount, journal_close
 from vpool._management.ladder cimport ladder_climb, ladder_ensure
 from vpool._management.noted cimport noted_free, noted_lend
@@ -24,6 +25,7 @@ from vpool._management.state cimport (
     STATE_ADAPTIVE,
     STATE_CLOSED,
     STATE_FORKED,
+    STATE_MAPPED,
     STATE_NOTED,
     STATE_PLANNED,
     Request,
@@ -54,6 +56,8 @@ cdef class Areas:
         core.state.rule.step = numbers.step
         if numbers.adaptive:
             core.state.word |= STATE_ADAPTIVE
+        if source.granularity and numbers.grows:
+            core.state.word |= STATE_MAPPED
         self.core = core
         self.state = &core.state
         self.state.journal = &self.journal
@@ -84,12 +88,13 @@ cdef class Areas:
         # What a base that is no multiple of a granule costs; where the limit leaves no room, a slab is smaller.
         spare = min(GRANULE, numbers.limit - nbytes)
         fixed = Core(
-            source, nbytes + 2 * GRANULE, minimum_remainder=minimum_remainder, rounding=rounding, partner=self.core)
+            source, round_up(nbytes, max(source.granularity, <uint64_t> GRANULE)) + 2 * GRANULE,
+            minimum_remainder=minimum_remainder, rounding=rounding, partner=self.core)
         with nogil:
             status = fixed.take_all(nbytes, spare)
         fixed.state.limit = fixed.state.committed
         if numbers.grows:
-            self.state.limit = numbers.limit - max(numbers.core, fixed.state.committed)
+            self.state.limit = numbers.limit - min(numbers.limit, max(numbers.core, fixed.state.committed))
         if status != STATUS_OK:
             raise CoreNotTaken(status)
         fixed.state.keeps = True
@@ -323,6 +328,9 @@ cdef class Areas:
         if self.fixed is not None:
             fixed = atomic_read(self.fixed_state.reserved)
         status = self.core.release_idle(keep - fixed if keep > fixed else 0, released)
+        if self.state.word & STATE_MAPPED:
+            other = idle_trim(self.core, keep - fixed if keep > fixed else 0, released)
+            status = other if status == STATUS_OK else status
         if released[0]:
             atomic_write(self.peak_seen, 0)       # what was taken ahead is gone, and may be needed again
         if atomic_read(self.state.word) & STATE_CLOSED:
@@ -338,6 +346,8 @@ cdef class Areas:
     cdef void after_free(self) noexcept nogil:
         """What a set state word asks for after a free: an adaptive or a closed pool gives back what is idle."""
         cdef uint64_t released
+        if self.state.word & STATE_MAPPED:
+            idle_look(self.core)
         if self.state.word & STATE_ADAPTIVE:
             adapt_look(self.core, False)
         if self.state.word & STATE_CLOSED and self.may_have_idle():
@@ -377,7 +387,9 @@ cdef class Areas:
 
     cdef void check(self, Broken* broken) noexcept nogil:
         """Look whether every invariant holds; `broken` names the first that does not."""
+        turn_take(&self.state.growth_turn)        # what is mapped changes in turns only
         walk_check(self.core, broken)
+        turn_give(&self.state.growth_turn)
         if broken.what == NULL and self.fixed is not None:
             walk_check(self.fixed, broken)
 

@@ -320,7 +320,6 @@ cdef BlockId arena_take_aligned(Arena* arena, uint64_t nbytes, uint64_t requeste
     """
     cdef BlockId block_id = freelist_find(arena, nbytes + alignment - GRANULE)
     cdef BlockId front_id
-    cdef Block* front
     cdef uint64_t padding
     if block_id == 0 or alignment > GRANULE:
         # With an alignment the smallest block that fits beats the first that surely does.
@@ -331,6 +330,14 @@ cdef BlockId arena_take_aligned(Arena* arena, uint64_t nbytes, uint64_t requeste
     padding = round_up(arena.blocks[block_id].address, alignment) - arena.blocks[block_id].address
     if padding and arena.blocks[block_id].flags & FLAG_SOLID:
         return 0
+    return arena_take_behind(arena, block_id, padding, nbytes, requested, tag)
+
+
+cdef BlockId arena_take_behind(Arena* arena, BlockId block_id, uint64_t padding, uint64_t nbytes, uint64_t requested,
+                               uint16_t tag) noexcept nogil:
+    """Lend `nbytes` of a free block behind some padding, which stays in the free list; its number, or 0."""
+    cdef BlockId front_id
+    cdef Block* front
     if padding:
         front_id = hit_cut(arena, block_id, padding)
         if front_id == 0:

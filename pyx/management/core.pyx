@@ -41,6 +41,7 @@ from vpool._management.arena cimport (
 from vpool._management.core cimport core_deallocate
 from vpool._management.cross cimport cross_prove, cross_recall
 from vpool._management.journal cimport EVENT_RELEASE, EVENT_RESERVE, journal_note
+from vpool._management.mapped cimport mapped_close
 from vpool._management.order cimport (
     order_at_rest,
     order_drain,
@@ -60,6 +61,7 @@ from vpool._management.state cimport (
 )
 from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.fork cimport fork_forget, fork_watch
+from vpool._storage.mapped_source cimport MappedSource
 from vpool._storage.source cimport Range, Source
 
 cdef enum:
@@ -121,7 +123,11 @@ cdef class Core:
         if state.word & STATE_FORKED:
             return                                # all of it is the parent's, and goes with the child
         if state.segments != NULL:
+            if state.mapped.handles != NULL:
+                first = mapped_close(&state.mapped, <MappedSource> self.source)
             for i in range(state.segment_count):
+                if state.segments[i].mapped:
+                    continue
                 status = self.source.surrender(&state.segments[i].span, &state.segments[i].handle)
                 first = status if first == STATUS_OK else first
             lazy_release(state.segments, MOST_SEGMENTS * sizeof(Segment))
@@ -308,6 +314,7 @@ cdef class Core:
         if status != STATUS_OK:
             segment.address = segment.nbytes = 0
             segment.arena = arena
+            segment.exported = segment.mapped = False
             segment.handle.nbytes = nbytes
             self.settle_refused(&segment)
             return status
@@ -318,10 +325,12 @@ cdef class Core:
             self.not_taken(nbytes)                # and not given back: what would be freed is somebody's
             return STATUS_OVERLAP
         segment.address = round_up(segment.span.address, GRANULE)
-        segment.nbytes = round_down(segment.span.address + nbytes, GRANULE) - segment.address
+        segment.nbytes = round_down(
+            segment.span.address + (request.usable if request.usable else nbytes), GRANULE) - segment.address
         segment.arena = arena
         segment.edge = 0
         segment.exported = False
+        segment.mapped = False
         if segment.address != segment.span.address and state.base_slack == 0:
             atomic_write(state.base_slack, GRANULE)            # read and written in turns only
             self.give_back(&segment)
@@ -351,10 +360,15 @@ cdef class Core:
     cdef int take_all(self, uint64_t nbytes, uint64_t spare) noexcept nogil:
         """Take one segment of `nbytes`, with `spare` more on a misaligned base; the source's status."""
         cdef Request request
-        cdef uint64_t granted = self.may_take(nbytes, nbytes, 0)
+        cdef uint64_t granted
         cdef int status
         memset(&request, 0, sizeof(Request))
         request.arena = self.state.arenas[0]
+        if self.source.granularity:
+            # What whole handles have beyond it would be no block of any size.
+            request.usable = nbytes
+            nbytes = round_up(nbytes, self.source.granularity)
+        granted = self.may_take(nbytes, nbytes, 0)
         status = self.add_segment(granted, &request) if granted else STATUS_OUT_OF_MEMORY
         if status == STATUS_MISALIGNED:
             granted = self.may_take(nbytes + spare, nbytes + spare, 0)
@@ -456,7 +470,7 @@ cdef class Core:
         while cursor[0] and not found:
             cursor[0] -= 1
             idle[0] = state.segments[cursor[0]]
-            if state.reserved < keep + idle.handle.nbytes or idle.arena.captured or (
+            if idle.mapped or state.reserved < keep + idle.handle.nbytes or idle.arena.captured or (
                     idle.exported and not atomic_read(state.word) & STATE_CLOSED):
                 continue
             if idle.edge == 0:                    # refused before

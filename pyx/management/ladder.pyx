@@ -8,14 +8,16 @@ from vpool._base.turn cimport turn_give, turn_take
 from vpool._base.types cimport GRANULE, SEGMENT_ROUNDING, BlockId, round_down, round_up
 from vpool._management.arena cimport Arena, arena_allocated
 from vpool._management.core cimport STATUS_MISALIGNED, Core, core_live_bytes, request_broken
-from vpool._management.cross cimport cross_merge, cross_ready, cross_steal, cross_take_own
+from vpool._management.cross cimport cross_merge, cross_ready, cross_recall, cross_steal, cross_take_own
 from vpool._management.freelist cimport freelist_find
 from vpool._management.order cimport order_waited
+from vpool._management.room cimport room_make
 from vpool._management.state cimport RUNG_SEARCH, RUNGS, STATE_ADAPTIVE, CoreState, GrowthRule, Request, slot_count
 from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 
 cdef enum:
     MOST_FOR_CAPTURES = 32 << 20  # bytes that a capture takes beyond what it needs
+    MOST_TRIES = 8                # to make room that other threads take first
 
 RUNG_NAMES = (
     "search the whole size class",
@@ -55,9 +57,24 @@ cdef BlockId _ready(Core core, Request* request) noexcept nogil:
     return 0
 
 
+cdef bint _is_at_home(Core core, Arena* arena) noexcept nogil:
+    """Whether it pays that all free memory goes home before an arena gets some.
+
+    Not where other streams than the default one have most of what is live: they would only borrow it once more.
+    """
+    cdef Arena* home = core.state.arenas[0]
+    return arena == home or 2 * arena_allocated(home) > core_live_bytes(&core.state)
+
+
 cdef BlockId _steal(Core core, Request* request) noexcept nogil:
     if slot_count(&core.state) > 1:
         take_crossing(core, request)
+        if core.source.granularity and not request.arena.captured and _is_at_home(core, request.arena):
+            # Whole again at home, free memory is worth more than in parts with whoever had it last.
+            cross_recall(&core.state, core.source)
+            if cross_take_own(request):
+                give_crossing(core, request)
+                return request.block_id
         cross_steal(&core.state, core.source, request)
         give_crossing(core, request)
     return request.block_id
@@ -112,12 +129,27 @@ cdef void _make_room(Core core) noexcept nogil:
         core.give_idle(live, live + live // 32)
 
 
+cdef void _grow_mapped(Core core, Request* request) noexcept nogil:
+    """Make room where memory can be moved: in the arena of the default stream, from which the others borrow."""
+    cdef int _i
+    for _i in range(MOST_TRIES):
+        if room_make(core, request) != STATUS_OK or request.block_id or request.requested == 0 or (
+                _search(core, request)):
+            return
+        if request.arena != core.state.arenas[0] and _steal(core, request):
+            return
+
+
 cdef void _grow_in_turn(Core core, Request* request) noexcept nogil:
     cdef CoreState* state = &core.state
     # A segment may begin at any multiple of the granule, so an alignment can cost that much more.
     cdef uint64_t need = request.nbytes + request.alignment - GRANULE + state.base_slack
     cdef uint64_t want, granted
+    cdef uint64_t unit = core.source.granularity
     cdef int status
+    if unit and not request.arena.captured:
+        _grow_mapped(core, request)
+        return
     if request.arena.captured:
         want = _capture_step(request.arena)
     else:
@@ -126,6 +158,9 @@ cdef void _grow_in_turn(Core core, Request* request) noexcept nogil:
         want = _next_step(state)
     # What a request alone decides has its size: a tail would take small blocks, which outlive it and pin all of it.
     want = round_up(want, SEGMENT_ROUNDING if want >= SEGMENT_ROUNDING else GRANULE) if want > need else need
+    if unit:
+        need = round_up(need, unit)
+        want = round_up(want, unit)
     while True:
         granted = core.may_take(need, want, request.tag)
         if granted == 0:
@@ -153,7 +188,7 @@ cdef BlockId _trim(Core core, Request* request) noexcept nogil:
         return 0
     core.prove_idle()
     core.release_idle(0, &released)
-    return _grow(core, request) if released else 0
+    return _grow(core, request) if released or core.source.granularity else 0
 
 
 cdef BlockId _wait(Core core, Request* request) noexcept nogil:

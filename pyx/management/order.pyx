@@ -220,6 +220,13 @@ cdef int _drain_slot(CoreState* state, Source source, uint16_t freer) noexcept n
     return status
 
 
+cdef int order_await(CoreState* state, Source source, uint16_t freer) noexcept nogil:
+    """Wait for what a slot's stream has queued, if that can be: nothing else of the device."""
+    if not order_reachable(source, &state.table[freer]):
+        return STATUS_NOT_READY
+    return _drain_slot(state, source, freer)
+
+
 cdef bint _has_ended(Arena* arena, Slot* slot) noexcept nogil:
     """Whether all that a slot ever freed is complete, and nothing else of it is waited for."""
     cdef uint64_t done = atomic_read(slot.done)

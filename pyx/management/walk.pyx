@@ -9,6 +9,7 @@ from vpool._base.types cimport (
     BLOCK_LENT,
     BLOCK_LIVE,
     BLOCK_PENDING,
+    BLOCK_UNMAPPED,
     BLOCK_UNUSED,
     FLAG_SOLID,
     FLAG_USED,
@@ -29,6 +30,7 @@ from vpool._management.core cimport Core
 from vpool._management.freelist cimport class_of
 from vpool._management.index cimport live_find
 from vpool._management.lend cimport lend_edge
+from vpool._management.mapped cimport Mapped, MappedHandle
 from vpool._management.order cimport order_proved
 from vpool._management.state cimport CoreState, Segment, lock_all, slot_count, unlock_all
 
@@ -178,6 +180,8 @@ cdef struct Tally:
     uint64_t free
     uint64_t pending
     uint64_t lent
+    uint64_t holes
+    uint64_t hole_bytes
     uint64_t allocated
     uint64_t requested
     uint64_t pending_bytes
@@ -226,6 +230,11 @@ cdef bint _check_state(Arena* arena, BlockId block_id, BlockId before, Tally* ta
         tally.pending_bytes += block.nbytes
         return _expect(broken, block.stamp != 0 or arena.uses[block_id] != 0, b"a pending block waits for something",
                        block.address, 0, 1)
+    if block.state == BLOCK_UNMAPPED:
+        tally.holes += 1
+        tally.hole_bytes += block.nbytes
+        return _expect(broken, arena.blocks[before].state != BLOCK_UNMAPPED, b"no two holes are neighbours",
+                       block.address, before, 0)
     tally.lent += 1
     tally.lent_bytes += block.nbytes
     return _expect(broken, block.state == BLOCK_LENT, b"a block's state is one of a block's", block.address,
@@ -315,7 +324,7 @@ cdef bint _check_arena(Arena* arena, Tally* tally, Broken* broken) noexcept nogi
     cdef uint64_t indexed = 0
     cdef uint64_t spare = 0
     cdef uint64_t pending = 0
-    cdef uint64_t records = 1 + tally.edges + tally.live + tally.free + tally.pending + tally.lent
+    cdef uint64_t records = 1 + tally.edges + tally.live + tally.free + tally.pending + tally.lent + tally.holes
     cdef uint32_t number
     cdef BlockId block_id
     block_id = arena.pending_first
@@ -367,6 +376,65 @@ cdef bint _check_arena(Arena* arena, Tally* tally, Broken* broken) noexcept nogi
     )
 
 
+cdef bint _check_mapped(Mapped* mapped, uint64_t hole_bytes, Broken* broken) noexcept nogil:
+    """What has blocks has memory, and each handle is where it says."""
+    cdef uint64_t nbytes = 0
+    cdef uint64_t spare = 0
+    cdef uint64_t handles = 0
+    cdef uint64_t stale = 0
+    cdef uint32_t number
+    cdef MappedHandle* handle
+    cdef int place
+    cdef uint64_t at
+    for number in range(1, mapped.fresh):
+        handle = &mapped.handles[number]
+        if handle.memory.token == 0:
+            continue
+        handles += 1
+        stale += handle.place_count - (handle.active >= 0)
+        if handle.active >= 0:
+            nbytes += handle.memory.nbytes
+        else:
+            spare += handle.memory.nbytes
+        for place in range(handle.place_count):
+            at = handle.places[place].address
+            while at < handle.places[place].address + handle.memory.nbytes:
+                if not _expect(broken, mapped.at[(at - mapped.span.address) // mapped.granularity] == number,
+                               b"a handle is mapped where it says", at, number, place):
+                    return False
+                at += mapped.granularity
+    return (
+        _expect(broken, handles == mapped.handle_count, b"handles are counted", 0, mapped.handle_count, handles)
+        and _expect(broken, stale == mapped.stale, b"stale mappings are counted", 0, mapped.stale, stale)
+        and _expect(broken, nbytes == mapped.nbytes, b"mapped bytes add up", 0, mapped.nbytes, nbytes)
+        and _expect(broken, spare == mapped.spare_bytes, b"spare bytes add up", 0, mapped.spare_bytes, spare)
+        and _expect(broken, mapped.span.nbytes - hole_bytes == nbytes, b"what is no hole has memory", 0,
+                    mapped.span.nbytes - hole_bytes, nbytes)
+    )
+
+
+cdef bint _check_holes(Mapped* mapped, Arena* arena, Broken* broken) noexcept nogil:
+    """No handle's blocks are in a hole."""
+    cdef BlockId block_id = arena.blocks[mapped.edge].next
+    cdef Block* block
+    cdef MappedHandle* handle
+    cdef uint64_t at
+    cdef uint32_t number
+    while block_id:
+        block = &arena.blocks[block_id]
+        # Behind the last block there is more address space than anybody should walk.
+        at = block.address if block.next else block.address + block.nbytes
+        while block.state == BLOCK_UNMAPPED and at < block.address + block.nbytes:
+            number = mapped.at[(at - mapped.span.address) // mapped.granularity]
+            handle = &mapped.handles[number]
+            if number and not _expect(broken, handle.active < 0 or at - handle.places[handle.active].address >= (
+                    handle.memory.nbytes), b"a hole has no memory", at, number, 0):
+                return False
+            at += mapped.granularity
+        block_id = block.next
+    return True
+
+
 cdef void walk_check(Core core, Broken* broken) noexcept nogil:
     """Look whether every invariant holds; `broken` names the first that does not."""
     cdef CoreState* state = &core.state
@@ -393,6 +461,10 @@ cdef void walk_check(Core core, Broken* broken) noexcept nogil:
         if broken.what != NULL or not _check_extents(arena, &tally, &adopted, broken):
             break
         if not _check_arena(arena, &tally, broken):
+            break
+        if slot == 0 and state.mapped.span.address and not (
+                _check_mapped(&state.mapped, tally.hole_bytes, broken)
+                and _check_holes(&state.mapped, arena, broken)):
             break
         lent += tally.lent_bytes
     # Loans on their way are with neither side; they are the rest.

@@ -7,6 +7,7 @@ the exception, so that no caller below the interface ever meets Python.
 from cpython.exc cimport PyErr_Clear
 from cuda.bindings cimport cydriver, cyruntime
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memset
 
 from vpool._storage.driver cimport STATUS_NEEDS_NEWER_DRIVER, STATUS_NOT_READY, STATUS_OK, Driver, gone_t
 
@@ -38,6 +39,18 @@ ctypedef int (*release_object_t)(void* object, unsigned int count) noexcept nogi
 ctypedef int (*retain_t)(void* graph, void* object, unsigned int count, unsigned int flags) noexcept nogil
 ctypedef int (*ipc_get_t)(IpcBytes* handle, void* address) noexcept nogil
 ctypedef int (*ipc_open_t)(void** address, IpcBytes handle, unsigned int flags) noexcept nogil
+ctypedef int (*attribute_t)(int* value, int attribute, int device) noexcept nogil
+ctypedef int (*granularity_t)(size_t* nbytes, const cydriver.CUmemAllocationProp* what, int kind) noexcept nogil
+ctypedef int (*reserve_t)(uint64_t* address, size_t nbytes, size_t alignment, uint64_t wanted,
+                          unsigned long long flags) noexcept nogil
+ctypedef int (*span_t)(uint64_t address, size_t nbytes) noexcept nogil
+ctypedef int (*create_t)(uint64_t* token, size_t nbytes, const cydriver.CUmemAllocationProp* what,
+                         unsigned long long flags) noexcept nogil
+ctypedef int (*release_t)(uint64_t token) noexcept nogil
+ctypedef int (*map_t)(uint64_t address, size_t nbytes, size_t offset, uint64_t token,
+                      unsigned long long flags) noexcept nogil
+ctypedef int (*access_t)(uint64_t address, size_t nbytes, const cydriver.CUmemAccessDesc* who,
+                         size_t count) noexcept nogil
 ctypedef const char* (*name_t)(int status) noexcept nogil
 
 cdef void* LEGACY_STREAM = <void*> 1
@@ -201,6 +214,61 @@ cdef int _read_on(void* context, uint64_t stream, void* host, uint64_t address, 
     return waited if status == STATUS_OK else status
 
 
+cdef int _device_attribute(void* context, int device, int attribute, int* value) noexcept nogil:
+    return _settled((<attribute_t> cydriver.cuDeviceGetAttribute)(value, attribute, device))
+
+
+cdef inline void _describe(cydriver.CUmemAllocationProp* what, int device, bint exportable) noexcept nogil:
+    memset(what, 0, sizeof(cydriver.CUmemAllocationProp))
+    what.type = cydriver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    what.location.type = cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    what.location.id = device
+    if exportable:
+        what.requestedHandleTypes = cydriver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+
+cdef int _handle_granularity(void* context, int device, uint64_t* nbytes) noexcept nogil:
+    cdef cydriver.CUmemAllocationProp what
+    _describe(&what, device, False)
+    return _settled((<granularity_t> cydriver.cuMemGetAllocationGranularity)(
+        <size_t*> nbytes, &what, cydriver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM))
+
+
+cdef int _address_reserve(void* context, uint64_t nbytes, uint64_t* address) noexcept nogil:
+    return _settled((<reserve_t> cydriver.cuMemAddressReserve)(address, nbytes, 0, 0, 0))
+
+
+cdef int _address_free(void* context, uint64_t address, uint64_t nbytes) noexcept nogil:
+    return _settled((<span_t> cydriver.cuMemAddressFree)(address, nbytes))
+
+
+cdef int _handle_create(void* context, int device, uint64_t nbytes, bint exportable, uint64_t* token) noexcept nogil:
+    cdef cydriver.CUmemAllocationProp what
+    _describe(&what, device, exportable)
+    return _settled((<create_t> cydriver.cuMemCreate)(token, nbytes, &what, 0))
+
+
+cdef int _handle_release(void* context, uint64_t token) noexcept nogil:
+    return _settled((<release_t> cydriver.cuMemRelease)(token))
+
+
+cdef int _handle_map(void* context, uint64_t address, uint64_t nbytes, uint64_t token) noexcept nogil:
+    return _settled((<map_t> cydriver.cuMemMap)(address, nbytes, 0, token, 0))
+
+
+cdef int _handle_unmap(void* context, uint64_t address, uint64_t nbytes) noexcept nogil:
+    return _settled((<span_t> cydriver.cuMemUnmap)(address, nbytes))
+
+
+cdef int _access_set(void* context, uint64_t address, uint64_t nbytes, int device) noexcept nogil:
+    cdef cydriver.CUmemAccessDesc who
+    memset(&who, 0, sizeof(cydriver.CUmemAccessDesc))
+    who.location.type = cydriver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    who.location.id = device
+    who.flags = cydriver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return _settled((<access_t> cydriver.cuMemSetAccess)(address, nbytes, &who, 1))
+
+
 cdef const char* _error_name(int status) noexcept nogil:
     return (<name_t> cyruntime.cudaGetErrorName)(status)
 
@@ -248,4 +316,13 @@ cdef class CudaDriver(Driver):
         self.table.ipc_close = _ipc_close
         self.table.fill_on = _fill_on
         self.table.read_on = _read_on
+        self.table.device_attribute = _device_attribute
+        self.table.handle_granularity = _handle_granularity
+        self.table.address_reserve = _address_reserve
+        self.table.address_free = _address_free
+        self.table.handle_create = _handle_create
+        self.table.handle_release = _handle_release
+        self.table.handle_map = _handle_map
+        self.table.handle_unmap = _handle_unmap
+        self.table.access_set = _access_set
         self.table.error_name = _error_name

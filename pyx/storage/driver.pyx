@@ -12,6 +12,8 @@ CALL_NAMES = (
     "synchronize", "stream_create", "stream_destroy", "stream_id", "event_create", "event_destroy", "event_record",
     "event_query", "event_synchronize", "stream_wait_event", "stream_captures", "capture_info", "capture_mode",
     "graph_retain", "ipc_get", "ipc_open", "ipc_close", "fill_on", "read_on",
+    "device_attribute", "handle_granularity", "address_reserve", "address_free", "handle_create", "handle_release",
+    "handle_map", "handle_unmap", "access_set",
 )
 
 
@@ -27,7 +29,12 @@ cdef inline int _refused(Driver driver, Call call) noexcept nogil:
 
 
 cdef inline int _finished(Driver driver, Call call, uint64_t started, int status) noexcept nogil:
-    atomic_add(driver.stats[<int> call].nanoseconds, now_ns() - started)
+    cdef uint64_t elapsed = now_ns() - started
+    cdef uint64_t modelled = driver.costs[<int> call] if status == STATUS_OK else 0
+    atomic_add(driver.stats[<int> call].nanoseconds, elapsed)
+    if modelled:
+        atomic_add(driver.stats[<int> call].modelled, modelled)
+    atomic_add(driver.spent, elapsed + modelled)
     if status != STATUS_OK and status != STATUS_NOT_READY:
         atomic_add(driver.stats[<int> call].failures, 1)
     return status
@@ -274,6 +281,89 @@ cdef class Driver:
             status = self.table.read_on(self.context, stream, host, address, nbytes)
         return _finished(self, CALL_READ_ON, started, status)
 
+    # Virtual memory: a driver without it has none of these calls in its table.
+
+    cdef int device_attribute(self, int device, int attribute, int* value) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_DEVICE_ATTRIBUTE)
+        if status == STATUS_OK:
+            status = STATUS_NOT_SUPPORTED
+            if self.table.device_attribute != NULL:
+                status = self.table.device_attribute(self.context, device, attribute, value)
+        return _finished(self, CALL_DEVICE_ATTRIBUTE, started, status)
+
+    cdef int handle_granularity(self, int device, uint64_t* nbytes) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_HANDLE_GRANULARITY)
+        if status == STATUS_OK:
+            status = STATUS_NOT_SUPPORTED
+            if self.table.handle_granularity != NULL:
+                status = self.table.handle_granularity(self.context, device, nbytes)
+        return _finished(self, CALL_HANDLE_GRANULARITY, started, status)
+
+    cdef int address_reserve(self, uint64_t nbytes, uint64_t* address) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_ADDRESS_RESERVE)
+        if status == STATUS_OK:
+            status = STATUS_NOT_SUPPORTED
+            if self.table.address_reserve != NULL:
+                status = self.table.address_reserve(self.context, nbytes, address)
+        return _finished(self, CALL_ADDRESS_RESERVE, started, status)
+
+    cdef int address_free(self, uint64_t address, uint64_t nbytes) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_ADDRESS_FREE)
+        if status == STATUS_OK:
+            status = STATUS_NOT_SUPPORTED
+            if self.table.address_free != NULL:
+                status = self.table.address_free(self.context, address, nbytes)
+        return _finished(self, CALL_ADDRESS_FREE, started, status)
+
+    cdef int handle_create(self, int device, uint64_t nbytes, bint exportable, uint64_t* token) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_HANDLE_CREATE)
+        if status == STATUS_OK:
+            status = STATUS_NOT_SUPPORTED
+            if self.table.handle_create != NULL:
+                status = self.table.handle_create(self.context, device, nbytes, exportable, token)
+        return _finished(self, CALL_HANDLE_CREATE, started, status)
+
+    cdef int handle_release(self, uint64_t token) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_HANDLE_RELEASE)
+        if status == STATUS_OK:
+            status = STATUS_NOT_SUPPORTED
+            if self.table.handle_release != NULL:
+                status = self.table.handle_release(self.context, token)
+        return _finished(self, CALL_HANDLE_RELEASE, started, status)
+
+    cdef int handle_map(self, uint64_t address, uint64_t nbytes, uint64_t token) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_HANDLE_MAP)
+        if status == STATUS_OK:
+            status = STATUS_NOT_SUPPORTED
+            if self.table.handle_map != NULL:
+                status = self.table.handle_map(self.context, address, nbytes, token)
+        return _finished(self, CALL_HANDLE_MAP, started, status)
+
+    cdef int handle_unmap(self, uint64_t address, uint64_t nbytes) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_HANDLE_UNMAP)
+        if status == STATUS_OK:
+            status = STATUS_NOT_SUPPORTED
+            if self.table.handle_unmap != NULL:
+                status = self.table.handle_unmap(self.context, address, nbytes)
+        return _finished(self, CALL_HANDLE_UNMAP, started, status)
+
+    cdef int access_set(self, uint64_t address, uint64_t nbytes, int device) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_ACCESS_SET)
+        if status == STATUS_OK:
+            status = STATUS_NOT_SUPPORTED
+            if self.table.access_set != NULL:
+                status = self.table.access_set(self.context, address, nbytes, device)
+        return _finished(self, CALL_ACCESS_SET, started, status)
+
     def error_name(self, int status):
         """Name of a status code, as CUDA spells it."""
         return self.table.error_name(status).decode()
@@ -331,6 +421,10 @@ cdef class Driver:
             )
             for kind, name in enumerate(CALL_NAMES)
         }
+
+    def modelled_ns(self):
+        """Nanoseconds that a device would have taken for each call: a dict by name.  Nobody waited for them."""
+        return {name: atomic_read(self.stats[kind].modelled) for kind, name in enumerate(CALL_NAMES)}
 
     def fail(self, call, int status=STATUS_OUT_OF_MEMORY, unsigned long long after=0, unsigned long long times=1,
              *, bint sticky=False):

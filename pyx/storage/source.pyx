@@ -1,4 +1,4 @@
-"""Sources: one kind so far, whose range and handle are one allocation of the driver."""
+"""Sources, and the kind whose range and handle are one allocation of the driver."""
 cimport cython
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
@@ -31,7 +31,9 @@ cdef class Source:
     """
 
     def __cinit__(self, Driver driver not None, str name not None, int device=0, *,
-                  bint host_accessible=False, bint has_memory=True, checks_handles=None):
+                  bint host_accessible=False, bint has_memory=True, checks_handles=None, **options):
+        if options and type(self) is Source:
+            raise TypeError(f"a source has no option {next(iter(options))!r}")
         self.driver = driver
         self.name = name
         self.device = device

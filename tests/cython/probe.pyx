@@ -15,7 +15,7 @@ from vpool._base.bias cimport (
 )
 from vpool._base.lock cimport SpinLock, atomic_add, atomic_read, spin_lock, spin_try, spin_unlock
 from vpool._base.turn cimport Turn, turn_destroy, turn_give, turn_init, turn_take
-from vpool._base.types cimport BLOCK_FREE, GRANULE, Block, BlockId, round_down, round_up
+from vpool._base.types cimport BLOCK_FREE, BLOCK_UNMAPPED, GRANULE, Block, BlockId, round_down, round_up
 from vpool._interface.pool cimport Pool
 from vpool._management.arena cimport (
     CLASSES_PER_ROW,
@@ -30,9 +30,15 @@ from vpool._management.arena cimport (
 from vpool._management.areas cimport areas_allocate, areas_deallocate
 from vpool._management.freelist cimport class_of, freelist_find, freelist_insert, freelist_remove, freelist_resize
 from vpool._management.hit cimport hit_put, hit_take
+from vpool._management.holes cimport holes_add_segment, holes_fill, holes_punch
+from vpool._management.mapped cimport Piece
+from vpool._management.window cimport Window, window_best, window_last, window_link
 from vpool._management.index cimport index_find, index_insert, index_remove
 from vpool._management.record cimport record_delete, record_new
 from vpool._management.state cimport lock_all, slot_count, unlock_all
+
+from vpool._storage.mapped_source cimport MappedSource
+from vpool._storage.source cimport Handle, Range
 
 CLASSES = <int> (ROWS * CLASSES_PER_ROW)
 
@@ -320,3 +326,116 @@ def figures_under_locks(Pool pool not None):
 
 def read_atomically(unsigned long long value):
     return atomic_read(value)
+
+
+cdef class Space:
+    """A range of a source, and handles by their number."""
+
+    cdef MappedSource source
+    cdef Range span
+    cdef Handle handles[64]
+    cdef readonly int count
+
+    def __cinit__(self, MappedSource source):
+        self.source = source
+
+    def reserve(self, uint64_t nbytes):
+        return self.source.reserve(nbytes, &self.span)
+
+    @property
+    def address(self):
+        return self.span.address
+
+    def create(self, uint64_t nbytes):
+        cdef int status = self.source.create(nbytes, &self.handles[self.count])
+        self.count += status == 0
+        return status
+
+    def token(self, int number):
+        return self.handles[number].token
+
+    def map(self, uint64_t offset, int number):
+        cdef bint stays
+        return self.source.map_at(self.span.address + offset, &self.handles[number], &stays)
+
+    def unmap(self, uint64_t offset, uint64_t nbytes):
+        return self.source.unmap_at(self.span.address + offset, nbytes)
+
+    def release(self, int number):
+        return self.source.release(&self.handles[number])
+
+    def unreserve(self):
+        return self.source.unreserve(&self.span)
+
+    def acquire(self, uint64_t nbytes):
+        return self.source.acquire(nbytes, &self.span, &self.handles[0])
+
+    def surrender(self):
+        return self.source.surrender(&self.span, &self.handles[0])
+
+
+cdef _window(pieces, uint64_t nbytes, uint64_t granularity, bint last):
+    cdef Piece copies[64]
+    cdef Window window
+    cdef int i
+    cdef bint found
+    for i, (address, size, hole) in enumerate(pieces):
+        copies[i].address = address
+        copies[i].nbytes = size
+        copies[i].hole = hole
+    window_link(copies, <uint32_t> len(pieces))
+    found = (window_last if last else window_best)(copies, <uint32_t> len(pieces), nbytes, granularity, &window)
+    return (window.address, window.nbytes, window.block, window.holes) if found else None
+
+
+def best_window(pieces, nbytes, granularity):
+    return _window(pieces, nbytes, granularity, False)
+
+
+def last_window(pieces, nbytes, granularity):
+    return _window(pieces, nbytes, granularity, True)
+
+
+cdef class Holes:
+    """A segment of so many units, all holes at first."""
+
+    cdef Arena* arena
+    cdef Peaks peaks
+    cdef BlockId edge
+    cdef uint64_t unit
+
+    def __cinit__(self, uint64_t units, uint64_t unit):
+        self.arena = arena_new(0, GRANULE, GRANULE)
+        self.arena.peaks = &self.peaks
+        self.unit = unit
+        self.edge = holes_add_segment(self.arena, unit, units * unit)
+
+    def __dealloc__(self):
+        arena_delete(self.arena)
+
+    cdef BlockId at(self, uint64_t first):
+        cdef BlockId block_id = self.arena.blocks[self.edge].next
+        while (1 + first) * self.unit - self.arena.blocks[block_id].address >= self.arena.blocks[block_id].nbytes:
+            block_id = self.arena.blocks[block_id].next
+        return block_id
+
+    def fill(self, uint64_t first, uint64_t units, uint64_t stamp):
+        return holes_fill(self.arena, self.at(first), (1 + first) * self.unit, units * self.unit, stamp)
+
+    def punch(self, uint64_t first, uint64_t units):
+        return holes_punch(self.arena, self.at(first), (1 + first) * self.unit, units * self.unit)
+
+    def blocks(self):
+        """Units of each block, and whether it has memory; neighbours link both ways."""
+        cdef BlockId before = self.edge
+        cdef BlockId block_id = self.arena.blocks[self.edge].next
+        cdef Block* block
+        rows = []
+        while block_id:
+            block = &self.arena.blocks[block_id]
+            assert block.prev == before
+            assert block.state in (BLOCK_FREE, BLOCK_UNMAPPED)
+            rows.append((block.nbytes // self.unit, block.state == BLOCK_FREE))
+            before = block_id
+            block_id = block.next
+        return rows

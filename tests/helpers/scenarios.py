@@ -1,4 +1,4 @@
-"""Scenarios of the fault matrix that take more than a pool: debug modes, and blocks of other processes."""
+"""Scenarios of the fault matrix that take more than a pool: debug modes, blocks of other processes, moves."""
 
 import atexit
 import functools
@@ -62,3 +62,21 @@ def open_exported(rig):
             blocks.pop().close()
         assert vpool.ipc._open.here == {}, "with a driver that works again, all is given back"
         vpool.sources._cuda_driver = driver
+
+
+def move(rig):
+    """Memory goes to where it is needed, comes back, and is given back for other memory."""
+    rig.do(rig.machine.on, rig.machine.device)
+    pool = rig.pool(vpool.Dynamic(limit="28MiB"))
+    for _ in range(2):
+        blocks = [rig.allocate(pool, 3 * MIB) for _ in range(8)]
+        for ptr in blocks[::2]:
+            rig.free(pool, ptr)
+        large = rig.allocate(pool, 6 * MIB)
+        rig.refused(pool.allocate, 12 * MIB)
+        rig.free(pool, large)
+        rig.do(pool.inspect)
+        for ptr in blocks[1::2]:
+            rig.free(pool, ptr)
+    rig.do(pool.trim, "4MiB")
+    rig.allocate(pool, 20 * MIB)

@@ -130,4 +130,6 @@ cdef bint arena_remove_segment(Arena* arena, BlockId edge_id, uint64_t nbytes) n
 cdef BlockId arena_find_aligned(Arena* arena, uint64_t nbytes, uint64_t alignment) noexcept nogil
 cdef BlockId arena_take_aligned(Arena* arena, uint64_t nbytes, uint64_t requested, uint64_t alignment,
                                 uint16_t tag) noexcept nogil
+cdef BlockId arena_take_behind(Arena* arena, BlockId block_id, uint64_t padding, uint64_t nbytes, uint64_t requested,
+                               uint16_t tag) noexcept nogil
 cdef BlockId arena_containing(Arena* arena, BlockId edge_id, uint64_t address) noexcept nogil

@@ -7,6 +7,7 @@ from vpool._base.turn cimport Turn
 from vpool._base.types cimport MAX_SLOTS, BlockId
 from vpool._management.arena cimport Arena, Peaks
 from vpool._management.journal cimport Journal
+from vpool._management.mapped cimport Mapped
 from vpool._storage.source cimport Handle, Range
 
 cdef enum StateBit:
@@ -18,6 +19,7 @@ cdef enum StateBit:
     STATE_DEBUG = 8               # blocks are checked
     STATE_NOTED = 16              # calls are recorded, or counted by tag
     STATE_PLANNED = 32            # requests are looked up in a plan
+    STATE_MAPPED = 64             # memory moves: where little is live, it goes home
     # The bits that an allocation looks at, and those that a free looks at first.
     STATE_STOPS = STATE_CLOSED | STATE_FORKED | STATE_DEBUG | STATE_NOTED | STATE_PLANNED
     STATE_HOLDS = STATE_FORKED | STATE_DEBUG | STATE_NOTED
@@ -64,6 +66,7 @@ cdef struct Segment:
     Arena* arena
     BlockId edge                  # the record before its first block; 0: the source did not take it back
     bint exported                 # another process may use it: it stays until the pool is closed
+    bint mapped                   # the range of `CoreState.mapped`; the handle only tells how much is mapped
 
 cdef struct Marker:
     uint64_t event
@@ -96,6 +99,7 @@ cdef struct Request:
     uint16_t tag
     uint32_t site                 # where it was asked for, as the recording numbers them; 0: not known
     bint common                   # the fixed core may serve it, if the pool has one
+    uint64_t usable               # bytes of a new segment to lend from; 0: all of it
     uint64_t guards               # bytes beside the block that are lent with it
     # Out: the block, and what happened on the way.
     BlockId block_id
@@ -126,6 +130,7 @@ cdef struct CoreState:
     uint64_t largest_growth       # bytes of the largest request that had to wait for the source
     Peaks* peaks
     Journal* journal              # of the whole pool
+    Mapped mapped                 # of a source whose memory can be moved
     uint64_t base_slack           # bytes that a base which is no multiple of the granule costs
     int last_failure              # status of the source when a request last failed; OK: the limit
     # Counters, atomic.

@@ -59,7 +59,21 @@ cdef enum Call:
     CALL_IPC_CLOSE
     CALL_FILL_ON
     CALL_READ_ON
+    CALL_DEVICE_ATTRIBUTE
+    CALL_HANDLE_GRANULARITY
+    CALL_ADDRESS_RESERVE
+    CALL_ADDRESS_FREE
+    CALL_HANDLE_CREATE
+    CALL_HANDLE_RELEASE
+    CALL_HANDLE_MAP
+    CALL_HANDLE_UNMAP
+    CALL_ACCESS_SET
     CALL_KINDS
+
+# Of CUdevice_attribute: what `device_attribute` is asked.
+cdef enum:
+    ATTRIBUTE_VIRTUAL_MEMORY = 102
+    ATTRIBUTE_FILE_HANDLES = 103  # a handle can go to another process as a file descriptor
 
 ctypedef void (*gone_t)(void* data) noexcept nogil
 
@@ -98,12 +112,27 @@ cdef struct DriverTable:
     # In stream order; a read returns when the bytes are there.
     int (*fill_on)(void* context, uint64_t stream, uint64_t address, uint8_t byte, uint64_t nbytes) noexcept nogil
     int (*read_on)(void* context, uint64_t stream, void* host, uint64_t address, uint64_t nbytes) noexcept nogil
+    # Virtual memory; NULL, all of them, in a driver that has none.  Sizes and addresses are multiples of the
+    # granularity.  A handle is mapped whole or not at all, at as many places as one likes.
+    int (*device_attribute)(void* context, int device, int attribute, int* value) noexcept nogil
+    int (*handle_granularity)(void* context, int device, uint64_t* nbytes) noexcept nogil
+    int (*address_reserve)(void* context, uint64_t nbytes, uint64_t* address) noexcept nogil
+    int (*address_free)(void* context, uint64_t address, uint64_t nbytes) noexcept nogil
+    int (*handle_create)(void* context, int device, uint64_t nbytes, bint exportable, uint64_t* token) noexcept nogil
+    # The memory stays until it is mapped nowhere.
+    int (*handle_release)(void* context, uint64_t token) noexcept nogil
+    int (*handle_map)(void* context, uint64_t address, uint64_t nbytes, uint64_t token) noexcept nogil
+    # Of one or more whole mappings, side by side.
+    int (*handle_unmap)(void* context, uint64_t address, uint64_t nbytes) noexcept nogil
+    # Lets a device read and write there; nobody may before.
+    int (*access_set)(void* context, uint64_t address, uint64_t nbytes, int device) noexcept nogil
     const char* (*error_name)(int status) noexcept nogil
 
 cdef struct CallStats:
     unsigned long long calls
     unsigned long long failures
     unsigned long long nanoseconds
+    unsigned long long modelled   # nanoseconds that the device would take, of a driver without one
 
 cdef struct Fault:
     unsigned long long first      # the number of the call that fails first, counted from 1; 0: none
@@ -117,6 +146,8 @@ cdef class Driver:
     cdef uint32_t forks           # that led to the process it was made in
     cdef CallStats stats[<int> CALL_KINDS]
     cdef Fault faults[<int> CALL_KINDS]
+    cdef uint64_t costs[<int> CALL_KINDS]         # nanoseconds of each call that succeeds, modelled; 0 on a device
+    cdef unsigned long long spent                 # nanoseconds of all calls, modelled ones too
     # Captures that go on; NULL: the driver does not know, and has to be asked stream by stream.
     cdef const int* captures
     cdef int broken               # the status of a sticky fault that was met, else 0
@@ -151,3 +182,12 @@ cdef class Driver:
     cdef int ipc_close(self, uint64_t address) noexcept nogil
     cdef int fill_on(self, uint64_t stream, uint64_t address, uint8_t byte, uint64_t nbytes) noexcept nogil
     cdef int read_on(self, uint64_t stream, void* host, uint64_t address, uint64_t nbytes) noexcept nogil
+    cdef int device_attribute(self, int device, int attribute, int* value) noexcept nogil
+    cdef int handle_granularity(self, int device, uint64_t* nbytes) noexcept nogil
+    cdef int address_reserve(self, uint64_t nbytes, uint64_t* address) noexcept nogil
+    cdef int address_free(self, uint64_t address, uint64_t nbytes) noexcept nogil
+    cdef int handle_create(self, int device, uint64_t nbytes, bint exportable, uint64_t* token) noexcept nogil
+    cdef int handle_release(self, uint64_t token) noexcept nogil
+    cdef int handle_map(self, uint64_t address, uint64_t nbytes, uint64_t token) noexcept nogil
+    cdef int handle_unmap(self, uint64_t address, uint64_t nbytes) noexcept nogil
+    cdef int access_set(self, uint64_t address, uint64_t nbytes, int device) noexcept nogil

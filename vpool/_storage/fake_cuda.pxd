@@ -4,6 +4,7 @@ from libc.stdint cimport uint64_t
 from vpool._base.lock cimport SpinLock
 from vpool._storage.shared_memory cimport MOST_SHARED, Shared
 from vpool._storage.simulated_streams cimport StreamedDriver, Streams
+from vpool._storage.virtual_memory cimport VirtualMemory
 
 cdef enum:
     FAKE_DEVICES = 8
@@ -16,6 +17,9 @@ cdef struct FakeCuda:
     uint64_t used[FAKE_DEVICES]
     Shared exported[<int> MOST_SHARED]
     Shared opened[<int> MOST_SHARED]
+    VirtualMemory memory
+    int file                      # in memory only: what handles have lies in it, each at a place of its own
+    uint64_t file_bytes
 
 
 cdef class FakeCudaDriver(StreamedDriver):

@@ -18,6 +18,7 @@ cdef class Source:
     cdef readonly int device
     cdef readonly bint host_accessible    # the CPU can read and write at the addresses
     cdef readonly bint has_memory         # there is something at the addresses
+    cdef readonly uint64_t granularity    # bytes of the smallest handle that can be mapped elsewhere; 0: none can
     cdef readonly bint checks_handles     # a destroyed stream's handle is refused; CUDA's driver crashes on it
 
     cdef int _enter_device(self, int* previous) noexcept nogil

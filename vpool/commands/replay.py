@@ -2,6 +2,7 @@
 
 import argparse
 
+from vpool import sources
 from vpool.commands.console import progress, table
 from vpool.replay import replay
 from vpool.sizes import format_bytes, parse_size
@@ -42,7 +43,13 @@ def prepare(parser):
         "hybrid (made from the trace), or a policy file (.toml)",
     )
     parser.add_argument(
-        "--source", default="simulated", choices=("simulated", "host", "cuda"), help="simulated if not given"
+        "--source",
+        default="simulated",
+        choices=("simulated", "simulated-vmm", "host", "cuda", "cuda-vmm"),
+        help="simulated if not given",
+    )
+    parser.add_argument(
+        "--tight", action="store_true", help="of the sources simulated-vmm and cuda-vmm: least memory, more driver time"
     )
     parser.add_argument("--capacity", type=size, metavar="N", help="bytes that the pool may take, as 20GiB")
     parser.add_argument("--maintain", action="store_true", help="call the pool's maintain() before each event")
@@ -56,13 +63,24 @@ def prepare(parser):
     )
 
 
+def source_of(args):
+    """The source that the arguments mean."""
+    if not args.tight:
+        return args.source
+    if args.source == "cuda-vmm":
+        return sources.CudaVmm(tight=True)
+    if args.source == "simulated-vmm":
+        return sources.SimulatedVmm(args.capacity, tight=True)
+    raise ValueError(f"--tight is of the sources simulated-vmm and cuda-vmm, not {args.source}")
+
+
 def run(args):
     trace = Trace.load(args.trace, args.device)
     with progress("replaying") as show:
         result = replay(
             trace,
             args.strategy,
-            args.source,
+            source_of(args),
             args.capacity,
             args.passes,
             args.pessimistic,
