@@ -9,7 +9,14 @@ from cuda.bindings cimport cydriver, cyruntime
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from vpool._storage.driver cimport STATUS_NEEDS_NEWER_DRIVER, STATUS_NOT_READY, STATUS_OK, Driver, gone_t
+from vpool._storage.driver cimport (
+    CAPTURE_RELAXED,
+    STATUS_NEEDS_NEWER_DRIVER,
+    STATUS_NOT_READY,
+    STATUS_OK,
+    Driver,
+    gone_t,
+)
 
 ctypedef struct IpcBytes:         # as cudaIpcMemHandle_t
     char reserved[64]
@@ -95,13 +102,32 @@ cdef int _set_device(void* context, int device) noexcept nogil:
     return _settled((<set_int_t> cyruntime.cudaSetDevice)(device))
 
 
+cdef int _legacy_stream_is_free() noexcept nogil:
+    """Whether work on the legacy default stream invalidates no capture; STATUS_CAPTURE_IMPLICIT where it would."""
+    cdef int state = 0
+    return _settled((<stream_captures_t> cyruntime.cudaStreamIsCapturing)(LEGACY_STREAM, &state))
+
+
 cdef int _fill(void* context, uint64_t address, uint32_t word, uint64_t words) noexcept nogil:
-    return _settled((<fill_t> cydriver.cuMemsetD32Async)(address, word, words, LEGACY_STREAM))
+    cdef int status = _legacy_stream_is_free()
+    return status if status != STATUS_OK else _settled(
+        (<fill_t> cydriver.cuMemsetD32Async)(address, word, words, LEGACY_STREAM))
 
 
 cdef int _read(void* context, void* host, uint64_t address, uint64_t nbytes) noexcept nogil:
-    return _settled((<copy_t> cyruntime.cudaMemcpy)(
+    cdef int mode = CAPTURE_RELAXED
+    cdef int restored
+    cdef int status = _legacy_stream_is_free()
+    if status != STATUS_OK:
+        return status
+    # It waits, which captures of other streams forbid unless the thread has relaxed its mode.
+    status = _capture_mode(context, &mode)
+    if status != STATUS_OK:
+        return status
+    status = _settled((<copy_t> cyruntime.cudaMemcpy)(
         host, <const void*> address, nbytes, cyruntime.cudaMemcpyKind.cudaMemcpyDeviceToHost))
+    restored = _capture_mode(context, &mode)
+    return restored if status == STATUS_OK else status
 
 
 cdef int _write(void* context, uint64_t address, const void* host, uint64_t nbytes) noexcept nogil:

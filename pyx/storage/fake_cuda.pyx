@@ -5,7 +5,7 @@ that was current when it was taken, ordinals that are checked, a total that can 
 process can open, and virtual memory: handles are parts of a file that exists in memory only, so that they carry
 their bytes to wherever they are mapped, and whoever touches an address without memory is killed.
 """
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 from posix.fcntl cimport off_t
 from posix.mman cimport (
     MAP_ANONYMOUS,
@@ -42,7 +42,7 @@ from vpool._storage.host_driver cimport (
 )
 from vpool._storage.shared_memory cimport shared_close, shared_export, shared_open
 from vpool._storage.simulated_driver cimport any_attribute, virtual_granularity
-from vpool._storage.simulated_streams cimport StreamedDriver, forbidden_in_capture
+from vpool._storage.simulated_streams cimport StreamedDriver, forbidden_in_capture, stream_captures
 from vpool._storage.virtual_memory cimport (
     VIRTUAL_GRANULE,
     VirtualHandle,
@@ -111,6 +111,18 @@ cdef int _memory_info(void* context, uint64_t* free, uint64_t* total) noexcept n
     total[0] = machine.capacity
     free[0] = machine.capacity - machine.used[current_device]
     return STATUS_OK
+
+
+cdef int _fill(void* context, uint64_t address, uint32_t word, uint64_t words) noexcept nogil:
+    cdef int state
+    cdef int status = stream_captures(context, 0, &state)
+    return host_fill(context, address, word, words) if status == STATUS_OK else status
+
+
+cdef int _read(void* context, void* host, uint64_t address, uint64_t nbytes) noexcept nogil:
+    cdef int state
+    cdef int status = stream_captures(context, 0, &state)
+    return host_read(context, host, address, nbytes) if status == STATUS_OK else status
 
 
 cdef int _read_on(void* context, uint64_t stream, void* host, uint64_t address, uint64_t nbytes) noexcept nogil:
@@ -320,8 +332,8 @@ cdef class FakeCudaDriver(StreamedDriver):
         self.table.device_count = _device_count
         self.table.get_device = _get_device
         self.table.set_device = _set_device
-        self.table.fill = host_fill
-        self.table.read = host_read
+        self.table.fill = _fill
+        self.table.read = _read
         self.table.write = host_write
         self.table.ipc_get = _ipc_get
         self.table.ipc_open = _ipc_open

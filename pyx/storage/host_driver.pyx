@@ -6,6 +6,7 @@ from posix.unistd cimport _SC_PAGESIZE, sysconf
 
 from vpool._storage.driver cimport (
     STATUS_ALREADY_MAPPED,
+    STATUS_CAPTURE_IMPLICIT,
     STATUS_CAPTURE_INVALIDATED,
     STATUS_CAPTURE_UNSUPPORTED,
     STATUS_ILLEGAL_ADDRESS,
@@ -51,6 +52,8 @@ cdef const char* status_name(int status) noexcept nogil:
         return b"cudaErrorStreamCaptureUnsupported"
     if status == STATUS_CAPTURE_INVALIDATED:
         return b"cudaErrorStreamCaptureInvalidated"
+    if status == STATUS_CAPTURE_IMPLICIT:
+        return b"cudaErrorStreamCaptureImplicit"
     if status == STATUS_INVALID_CONTEXT:
         return b"cudaErrorDeviceUninitialized"
     if status == STATUS_ALREADY_MAPPED:

@@ -341,7 +341,7 @@ cdef int _capture_info(void* context, uint64_t stream, int* state, uint64_t* id,
     return status
 
 
-cdef int _stream_captures(void* context, uint64_t stream, int* state) noexcept nogil:
+cdef int stream_captures(void* context, uint64_t stream, int* state) noexcept nogil:
     cdef uint64_t id, graph
     return _capture_info(context, stream, state, &id, &graph)
 
@@ -388,7 +388,7 @@ cdef class StreamedDriver(Driver):
         self.table.event_query = _event_query
         self.table.event_synchronize = _event_synchronize
         self.table.stream_wait_event = _stream_wait_event
-        self.table.stream_captures = _stream_captures
+        self.table.stream_captures = stream_captures
         self.table.capture_info = _capture_info
         self.table.capture_mode = _capture_mode
         self.table.graph_retain = _graph_retain

@@ -266,11 +266,11 @@ cdef class Source:
 
     cdef int share(self, uint64_t address, uint64_t nbytes, char* handle) noexcept nogil:
         """The 64 bytes that another process opens an allocation by."""
-        cdef int previous
-        cdef int status = self._enter_device(&previous)
+        cdef int previous, mode
+        cdef int status = self._enter_relaxed(&previous, &mode)
         if status != STATUS_OK:
             return status
-        return self._leave_device(previous, self.driver.ipc_get(address, nbytes, handle))
+        return self._leave_relaxed(previous, mode, self.driver.ipc_get(address, nbytes, handle))
 
     def open_shared(self, bytes handle not None):
         """Open an allocation of another process; its address here.

@@ -1,5 +1,10 @@
 """Programs of tests that fork, as text: each runs in a fresh interpreter."""
 
+import contextlib
+import pickle
+import subprocess
+import sys
+
 from tests.helpers.pools import run_cleanly, run_python
 
 # A program forks children one after the other, or several at once, and looks how each ended.
@@ -105,3 +110,27 @@ def run_often(program, times, status=0):
     assert done.returncode == 0, done.stderr
     assert once.stdout == done.stdout == ""
     return once.stderr + done.stderr
+
+
+# Holds a block until its standard input ends.
+LENDING = """
+import pickle, sys
+import vpool
+
+{pool}
+block = pool.empty(1000)
+print(pickle.dumps(pool.ipc_handle(block)).hex(), flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def handle_of_another_process(pool):
+    """A handle of a block that another process has; `pool` is the code that makes its pool."""
+    command = [sys.executable, "-W", "error", "-c", LENDING.format(pool=pool)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield pickle.loads(bytes.fromhex(process.stdout.readline()))
+        finally:
+            process.stdin.close()
+            assert process.wait(60) == 0
