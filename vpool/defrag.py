@@ -207,10 +207,10 @@ class Defrag:
     def __str__(self):
         lines = [
             f"pool {self.name!r}: {format_bytes(self.free_bytes)} free in {self.free_ranges:,} ranges of "
-            f"{self.segments:,} segments, the largest {format_bytes(self.largest_free_bytes)}; "
+            f"{_so_many(self.segments)}, the largest {format_bytes(self.largest_free_bytes)}; "
             f"{format_bytes(self.live_bytes)} live",
             f"without moving data: trim() gives back {format_bytes(self.at_once['released_bytes'])} in "
-            f"{self.at_once['segments']:,} segments; coalesce() adds "
+            f"{_so_many(self.at_once['segments'])}; coalesce() adds "
             f"{format_bytes(self.at_once['coalesced_bytes'])} to the largest free block",
         ]
         if self.at_once["movable_bytes"] is not None:
@@ -232,7 +232,7 @@ class Defrag:
             held = self.releases[-1]
             lines += [
                 "",
-                f"{format_bytes(held.released_bytes)} in {held.segments:,} segments are held by "
+                f"{format_bytes(held.released_bytes)} in {_so_many(held.segments)} are held by "
                 f"{len(held.moves):,} live blocks of {format_bytes(held.moved_bytes)} that fit elsewhere",
             ]
             for kind in KINDS:
@@ -346,6 +346,10 @@ def _table_of(kind, rows, titles):
     ]
     more = [f"and {len(rows) - _MOST_ROWS} more"] if len(rows) > _MOST_ROWS else []
     return ["", table((kind, "blocks", "bytes", *titles), cells), *more]
+
+
+def _so_many(segments):
+    return f"{segments:,} segment{'' if segments == 1 else 's'}"
 
 
 def _figure(field, value):
