@@ -1,6 +1,6 @@
 """vpool: a GPU memory pool for Python."""
 
-from vpool import metrics, sources
+from vpool import defrag, metrics, sources
 from vpool._interface.buffer import Buffer
 from vpool._interface.lender import pools
 from vpool._interface.pool import Pool
@@ -64,6 +64,7 @@ __all__ = [
     "compare",
     "deallocate",
     "default_pool",
+    "defrag",
     "empty",
     "explain",
     "get_include",

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vpool.compaction import FREE, areas_of
+from vpool.separators import separators_of
 from vpool.sizes import MAX_SIZE, format_bytes
 
 __all__ = ["Holder", "Remedy", "Shortage"]
@@ -12,6 +14,7 @@ __all__ = ["Holder", "Remedy", "Shortage"]
 _GRANULE = 256  # bytes
 _MOST_HOLDERS = 5  # of a kind
 _MOST_ADDRESSES = 4  # that a text names
+_MOST_SEPARATORS = 3  # that a text names
 _WIDTH = 96
 _BOUNDLESS = 1 << 60  # bytes of a device that only simulates
 
@@ -64,6 +67,9 @@ class Shortage:
     ----------
     holders : list of Holder
         Of each kind that is known, the largest first.
+    separators : list of vpool.separators.Separator
+        Where free memory would do if it were whole: the live blocks between pieces of it, by size, and by tag where
+        there are tags; the size or tag with the most free bytes beside it first.  Empty elsewhere.
     remedies : list of Remedy
         The least invasive first.  Empty where nothing helps that this pool could be told.
     """
@@ -76,6 +82,8 @@ class Shortage:
         self._report = report
         self._live = report.blocks["state"] == "live"
         self.holders = list(self._holders())
+        self._maps = None
+        self.separators = [] if tag is not None else list(self._separators())
         self.remedies = list(self._of_tag(tag) if tag is not None else self._remedies())
 
     def _holders(self):
@@ -86,10 +94,26 @@ class Shortage:
         live = self._report.blocks[self._live]
         yield from _largest([Holder("size", *rest) for rest in _sums(live["requested"], live["nbytes"])])
 
+    def _separators(self):
+        report = self._report
+        if report.free_bytes < self._need or report.largest_free_bytes >= self._need:
+            return
+        self._maps = [blocks for blocks, _ in areas_of(report.blocks, report.core)]
+        tags = report.blocks["tag"].astype(np.int64)
+        if tags.any():
+            yield from separators_of(self._maps, "tag", tags, report.tag_name, _MOST_SEPARATORS)
+        sizes = report.blocks["requested"].astype(np.int64)
+        yield from separators_of(self._maps, "requested", sizes, int, _MOST_SEPARATORS)
+
     def name_sites(self, origins):
         """Tell also which sites hold memory; `origins` are all of them, and for each block the index of its own."""
         texts, numbers, _ = origins
         if len(texts) > 1:
+            if self.separators:
+                names = [text or None for text in texts]
+                self.separators += separators_of(
+                    self._maps, "site", numbers.astype(np.int64), names.__getitem__, _MOST_SEPARATORS
+                )
             sums = _sums(numbers[self._live], self._report.blocks["nbytes"][self._live])
             self.holders += _largest([Holder("site", texts[number] or None, *rest) for number, *rest in sums])
 
@@ -201,15 +225,34 @@ class Shortage:
             lines.append(f"  {format_bytes(holder.live_bytes):>9} in {holder.blocks:,} x {_name(holder)}"[:_WIDTH])
         if not self.holders:
             lines = ["Nothing is live in this pool."]
+        lines += self._separator_lines()
         if self.remedies:
             lines.append("What would help:" if len(self.remedies) == 1 else "What would help, any of these:")
             for remedy in self.remedies:
                 lines += textwrap.wrap(remedy.text, _WIDTH, initial_indent="* ", subsequent_indent="  ")
         return "\n".join(lines)
 
+    def _separator_lines(self):
+        """Of the kind that says most: sites if they are known, else tags, else sizes."""
+        if self._maps is None:
+            return []
+        ranges = sum(int((one.kind == FREE).sum()) for one in self._maps)
+        segments = sum(len(np.unique(one.segment[one.kind == FREE])) for one in self._maps)
+        lines = [
+            f"Free memory of {format_bytes(self._report.free_bytes)} is in {ranges:,} ranges of {segments:,} segment"
+            f"{'' if segments == 1 else 's'}{'; between them are:' if self.separators else '.'}"
+        ]
+        kinds = [row.kind for row in self.separators]
+        kind = next((one for one in ("site", "tag", "requested") if one in kinds), None)
+        for row in self.separators:
+            if row.kind == kind:
+                beside = f"{format_bytes(row.beside_bytes)} free beside"
+                lines.append(f"  {format_bytes(row.live_bytes):>9} in {row.blocks:,} x {_name(row)}, {beside}"[:_WIDTH])
+        return lines
+
 
 def _name(holder):
-    if holder.kind == "size":
+    if holder.kind in ("size", "requested"):
         return f"{holder.name:,} bytes"
     if holder.name is None:
         return f"no {holder.kind}" if holder.kind == "tag" else "unknown sites"

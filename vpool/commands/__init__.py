@@ -16,7 +16,20 @@ from vpool.version import __version__
 
 __all__ = ["main"]
 
-COMMANDS = ("demo", "doctor", "replay", "compare", "tune", "inspect", "plan", "view", "convert", "top", "bench")
+COMMANDS = (
+    "demo",
+    "doctor",
+    "replay",
+    "compare",
+    "tune",
+    "inspect",
+    "plan",
+    "view",
+    "defrag",
+    "convert",
+    "top",
+    "bench",
+)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,0 +1,40 @@
+"""``vpool defrag``."""
+
+from vpool.commands.inspect import is_snapshot
+from vpool.defrag import report
+from vpool.moments import moment
+from vpool.placing import placed
+from vpool.sizes import parse_size
+from vpool.snapshot import Snapshot
+from vpool.trace import Trace
+
+HELP = "Tell what keeps free memory from being whole, in a snapshot or at the worst moment of a trace."
+
+
+def prepare(parser):
+    parser.add_argument("file", metavar="FILE", help="a snapshot, or a trace file of any format that vpool reads")
+    parser.add_argument("--need", metavar="BYTES", help="the free range to be made, as 3GiB; the longest if not given")
+    parser.add_argument("--device", metavar="N", help="the device to read, of a file that has several")
+    parser.add_argument("--strategy", metavar="S", help="replay the trace with a strategy or a policy file")
+    parser.add_argument(
+        "--capacity", metavar="N", help="what the replay's pool may take, as 20GiB; no bound if not given"
+    )
+
+
+def run(args):
+    found = report(_snapshot(args), args.need)
+    if not args.json:
+        print(found)
+    return found.to_dict()
+
+
+def _snapshot(args):
+    replays = args.strategy is not None or args.capacity is not None
+    if is_snapshot(args.file):
+        if replays:
+            raise ValueError("a snapshot's blocks are where they were: --strategy and --capacity are for traces")
+        return Snapshot.load(args.file)
+    trace = Trace.load(args.file, args.device)
+    if trace.details is None or replays:
+        trace = placed(trace, args.strategy, None if args.capacity is None else parse_size(args.capacity, "capacity"))
+    return moment(trace, trace.peak_event)
