@@ -1,5 +1,6 @@
 """Why a request failed: who holds memory, and the steps that would help, each computed from the blocks."""
 
+import functools
 import textwrap
 from typing import NamedTuple
 
@@ -81,10 +82,28 @@ class Shortage:
         self._need = self._nbytes + alignment - _GRANULE
         self._report = report
         self._live = report.blocks["state"] == "live"
-        self.holders = list(self._holders())
+        self._tag = tag
+        self._origins = None
         self._maps = None
-        self.separators = [] if tag is not None else list(self._separators())
-        self.remedies = list(self._of_tag(tag) if tag is not None else self._remedies())
+
+    # Each is worked out when somebody asks: a program that catches the error and goes on does not wait for it.
+
+    @functools.cached_property
+    def holders(self):
+        return list(self._holders())
+
+    @functools.cached_property
+    def separators(self):
+        return [] if self._tag is not None else list(self._separators())
+
+    @functools.cached_property
+    def remedies(self):
+        return list(self._remedies() if self._tag is None else self._of_tag(self._tag))
+
+    def name_sites(self, origins):
+        """Tell also which sites hold memory; `origins` are all of them, and for each block the index of its own."""
+        if len(origins[0]) > 1:
+            self._origins = origins
 
     def _holders(self):
         tags = [row for row in self._report.tags if row["live_blocks"]]
@@ -93,6 +112,10 @@ class Shortage:
             yield from _largest(rows)
         live = self._report.blocks[self._live]
         yield from _largest([Holder("size", *rest) for rest in _sums(live["requested"], live["nbytes"])])
+        if self._origins is not None:
+            texts, numbers, _ = self._origins
+            sums = _sums(numbers[self._live], live["nbytes"])
+            yield from _largest([Holder("site", texts[number] or None, *rest) for number, *rest in sums])
 
     def _separators(self):
         report = self._report
@@ -104,18 +127,10 @@ class Shortage:
             yield from separators_of(self._maps, "tag", tags, report.tag_name, _MOST_SEPARATORS)
         sizes = report.blocks["requested"].astype(np.int64)
         yield from separators_of(self._maps, "requested", sizes, int, _MOST_SEPARATORS)
-
-    def name_sites(self, origins):
-        """Tell also which sites hold memory; `origins` are all of them, and for each block the index of its own."""
-        texts, numbers, _ = origins
-        if len(texts) > 1:
-            if self.separators:
-                names = [text or None for text in texts]
-                self.separators += separators_of(
-                    self._maps, "site", numbers.astype(np.int64), names.__getitem__, _MOST_SEPARATORS
-                )
-            sums = _sums(numbers[self._live], self._report.blocks["nbytes"][self._live])
-            self.holders += _largest([Holder("site", texts[number] or None, *rest) for number, *rest in sums])
+        if self._origins is not None:
+            texts, numbers, _ = self._origins
+            names = [text or None for text in texts]
+            yield from separators_of(self._maps, "site", numbers.astype(np.int64), names.__getitem__, _MOST_SEPARATORS)
 
     def _of_tag(self, tag):
         limit = tag["requested_bytes"] + self.requested
@@ -180,11 +195,13 @@ class Shortage:
         """
         report = self._report
         best, best_cost, best_pending = None, None, 0
-        for number in range(len(report.segment_table)):
+        order = np.argsort(report.blocks["segment"], kind="stable")
+        ends = np.cumsum(np.bincount(report.blocks["segment"], minlength=len(report.segment_table)))
+        for number, segment in enumerate(report.segment_table):
             in_core = number == 0 and report.core is not None
-            if (confined and not in_core) or (in_core and not self._in_core()):
+            if (confined and not in_core) or (in_core and not self._in_core()) or segment["nbytes"] < self._need:
                 continue
-            mine = report.blocks[report.blocks["segment"] == number]
+            mine = report.blocks[order[ends[number - 1] if number else 0 : ends[number]]]
             equal = in_core and len(report.core["block_sizes"]) > 0
             found = _window(mine, self._need, equal)
             if found is not None and (best_cost is None or found[1] < best_cost):
@@ -234,17 +251,18 @@ class Shortage:
 
     def _separator_lines(self):
         """Of the kind that says most: sites if they are known, else tags, else sizes."""
+        separators = self.separators
         if self._maps is None:
             return []
         ranges = sum(int((one.kind == FREE).sum()) for one in self._maps)
         segments = sum(len(np.unique(one.segment[one.kind == FREE])) for one in self._maps)
         lines = [
             f"Free memory of {format_bytes(self._report.free_bytes)} is in {ranges:,} ranges of {segments:,} segment"
-            f"{'' if segments == 1 else 's'}{'; between them are:' if self.separators else '.'}"
+            f"{'' if segments == 1 else 's'}{'; between them are:' if separators else '.'}"
         ]
-        kinds = [row.kind for row in self.separators]
+        kinds = [row.kind for row in separators]
         kind = next((one for one in ("site", "tag", "requested") if one in kinds), None)
-        for row in self.separators:
+        for row in separators:
             if row.kind == kind:
                 beside = f"{format_bytes(row.beside_bytes)} free beside"
                 lines.append(f"  {format_bytes(row.live_bytes):>9} in {row.blocks:,} x {_name(row)}, {beside}"[:_WIDTH])
