@@ -293,9 +293,54 @@ def test_a_fork_inside_a_call_of_the_pool(times):
     run_forking(IN_A_CALLBACK, times)
 
 
+IN_A_LOG_HANDLER = """
+import logging
+
+class Forking(logging.Handler):
+    now = False
+
+    def handle(self, record):      # not `emit`, for which logging itself holds a lock that it makes anew in a child
+        if self.now:
+            self.now = False
+            number = os.fork()
+            if number:
+                ended(number)
+            else:
+                signal.alarm(20)
+
+handler = Forking(logging.DEBUG)
+logger = logging.getLogger('vpool')
+logger.setLevel(logging.DEBUG)
+logger.propagate = False
+logger.addHandler(handler)
+parent = os.getpid()
+for _ in range(TIMES // 2):
+    # It tells that it grew, and what it cannot lend.
+    for call in (lambda: pool.allocate(1 << 20), lambda: pool.allocate(1 << 40)):
+        pool = vpool.Pool(vpool.Dynamic(initial='64KiB', limit='8MiB'), source='host')
+        handler.now = True
+        try:
+            call()
+        except vpool.ForkedProcessError:
+            assert os.getpid() != parent
+            works(make())
+            os._exit(0)
+        except vpool.OutOfMemoryError:
+            pass
+        assert os.getpid() == parent
+        assert not handler.now, 'nothing was logged'
+        pool.check()
+        pool.close()
+"""
+
+
+def test_a_fork_inside_a_log_handler(times):
+    run_forking(IN_A_LOG_HANDLER, times)
+
+
 # A child that other threads of its parent have left with locks which nobody will ever release.
 IN_AN_ARGUMENT = """
-import threading
+import tempfile, threading
 
 class Forking:
     def __init__(self, number):
@@ -308,7 +353,7 @@ class Forking:
                 signal.alarm(20)
         return self.number
 
-    __index__ = fork
+    __index__ = __fspath__ = fork
 
     def __cuda_stream__(self):
         return (0, self.fork())
@@ -319,6 +364,9 @@ def no_more(pool):
         pool.inspect()
 
 parent, over = os.getpid(), []
+handle, path = tempfile.mkstemp(suffix='.toml')
+os.close(handle)
+vpool.Policy(vpool.Dynamic(initial='1MiB')).save(path)
 pools = [vpool.Pool(vpool.Dynamic(initial='1MiB'), source='host', debug=debug) for debug in ('', 'guard,quarantine')]
 threads = [threading.Thread(target=no_more, args=(pool,)) for pool in pools]
 for thread in threads:
@@ -336,6 +384,7 @@ for _ in range(TIMES):
             'forget': lambda: pool.forget_stream(Forking(64)),
             'set_limit': lambda: pool.set_limit(Forking(1 << 30)),
             'trim': lambda: pool.trim(Forking(0)),
+            'apply': lambda: pool.apply(Forking(path)),
         }
         silent_there = {
             'close': lambda: buffer.close(Forking(48)),
@@ -356,6 +405,7 @@ for _ in range(TIMES):
 over.append(True)
 for thread in threads:
     thread.join()
+os.remove(path)
 """
 
 
