@@ -169,6 +169,7 @@ def test_every_driver_call_is_made_in_a_capture(foreign, mode):
     strategy = vpool.Dynamic(initial="4MiB", limit="512MiB")
     pool = vpool.Pool(strategy, source="cuda", device=0)
     short_lived = vpool.Pool(strategy, source="cuda", device=0)
+    vpool.Pool(strategy, source="cuda-vmm", device=0).close()  # where the device has no virtual memory, that is said
     watched = vpool.Pool(strategy, source="cuda", device=0, debug="guard,poison")
     source, driver = pool.source, pool.source.driver
     stream, other = Stream(), Stream()
@@ -193,6 +194,9 @@ def test_every_driver_call_is_made_in_a_capture(foreign, mode):
         watched.deallocate(seen)
         driver.destroy_stream(driver.create_stream())
         driver.devices()
+        with vpool.Pool(vpool.Dynamic(initial=0, limit="128MiB"), "cuda-vmm", 0) as mapped:
+            mapped.deallocate(mapped.allocate(50 * MIB, stream=stream))
+            assert mapped.trim() > 0
         pool.ipc_handle(exported)
         assert source.close_shared(source.open_shared(foreign.handle)) is None
         # Of a device that is not the current one; with one device there is none, so what that call does is seen alone.
