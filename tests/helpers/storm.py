@@ -78,7 +78,8 @@ class AllocatingHandler(logging.Handler):
 class Storm:
     def __init__(self, options):
         self.options = options
-        self.pool = vpool.Pool(vpool.Dynamic(initial=SEGMENT, growth="256KiB", limit=LIMIT), source="host", debug=options.debug)
+        strategy = vpool.Dynamic(initial=SEGMENT, growth="256KiB", limit=LIMIT)
+        self.pool = vpool.Pool(strategy, source="host", debug=options.debug)
         self.streams = [16 * (i + 1) for i in range(4)]
         self.stash = collections.deque()
         self.counts = collections.Counter()
