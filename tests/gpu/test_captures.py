@@ -12,7 +12,8 @@ import vpool
 from tests.helpers.graphs import MODES, NON_BLOCKING, Graph, Stream, ok
 from tests.helpers.pools import MIB, live_figures
 from tests.helpers.processes import handle_of_another_process
-from tests.test_captures import disjoint, short_trace
+from tests.test_capture_calls import short_trace
+from tests.test_captures import disjoint
 from vpool._storage.driver import CALL_NAMES
 from vpool.errors import SourceError
 
