@@ -3,6 +3,7 @@
 import gc
 import sys
 import threading
+import types
 
 import pytest
 
@@ -371,3 +372,30 @@ def test_the_error_lists_every_rung():
         for rung in RUNG_NAMES:
             assert rung in str(caught.value)
         assert all(tries > 0 for tries, _ in pool.ladder.values())
+
+
+# The error.
+
+
+def test_the_error_keeps_no_memory_alive():
+    """Its report has figures; only frames of its traceback may hold what a program has."""
+    with full_pool() as pool:
+        buffers = [pool.empty(MIB) for _ in range(8)]
+        try:
+            pool.empty(8 * MIB)
+        except vpool.OutOfMemoryError as error:
+            kept = error.with_traceback(None)
+        assert kept.report.live_blocks == 8
+        kept.report.blocks, str(kept.report), kept.report.to_dict()
+        reached, left = {}, [kept]
+        while left:
+            found = left.pop()
+            if id(found) not in reached and not isinstance(found, (type, types.ModuleType, types.FunctionType)):
+                reached[id(found)] = found
+                left += gc.get_referents(found)
+        assert kept.report is reached[id(kept.report)]
+        assert not [found for found in reached.values() if isinstance(found, (vpool.Buffer, vpool.Pool))]
+        del buffers, found
+        assert pool.stats.allocated_bytes == 0
+        assert pool.empty(8 * MIB).ptr
+        assert kept.report.allocated_bytes == 8 * MIB

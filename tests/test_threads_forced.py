@@ -56,6 +56,10 @@ def test_forced_switches_find_no_deadlock():
     storm("--seed", 1, seconds=10)
 
 
+def test_forced_switches_find_no_deadlock_in_a_watched_pool():
+    storm("--seed", 4, "--debug", "guard,poison,quarantine=256KiB,sites", seconds=8)
+
+
 @pytest.mark.long
 def test_forced_switches_find_no_deadlock_in_ten_minutes():
     storm("--seed", 2, seconds=float(os.environ.get("VPOOL_STORM_SECONDS", "600")))

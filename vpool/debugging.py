@@ -299,7 +299,8 @@ class Debugger(Ledger):
         """Tell sites and ages of live blocks, by where the pool has them; new sites are added to `texts`."""
         now = time.monotonic()
         with self.changing:
-            live = {block.base: (block.site, block.born) for block in self.live.values()}
+            watched = list(self.live.values())  # a collection while they are looked at may free one of them
+        live = {block.base: (block.site, block.born) for block in watched}
         numbers: dict[str, int] = {}
         for index, address in enumerate(addresses.tolist()):
             known = live.get(address)

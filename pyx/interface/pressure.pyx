@@ -64,6 +64,8 @@ cdef class Pressure:
             self.areas.core.count_failure(request.status)
             error = failure(self.areas, name, request)
             logger.info("%s", error.args[0])
+            if self.areas.state.word & STATE_FORKED:  # by a handler
+                raise forked(name)
             raise error from cause
         if request.grown:
             try:

@@ -1,0 +1,10 @@
+"""Tests on a real device: `pytest -m gpu tests/gpu`.
+
+Under NVIDIA's memory checker, whose own findings alone count:
+
+    compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 77 --require-cuda-init=no \
+        python -m pytest -m "gpu and not torch" -k "not destroyed_handle" tests/gpu
+
+What is left out, `test_what_cuda_says_of_a_destroyed_handle`, makes CUDA's driver touch the handle of a destroyed
+stream, which ends the process.
+"""

@@ -11,6 +11,8 @@ import pytest
 import vpool
 from tests.helpers.graphs import MODES, NON_BLOCKING, Graph, Stream, ok
 from tests.helpers.pools import MIB, live_figures
+from tests.helpers.processes import handle_of_another_process
+from tests.test_capture_calls import short_trace
 from tests.test_captures import disjoint
 from vpool._storage.driver import CALL_NAMES
 from vpool.errors import SourceError
@@ -142,37 +144,86 @@ def test_every_call_is_safe_in_a_capture(pool, mode, flags, where):
     assert (pool.stats.reserved_bytes, pool.stats.pending_bytes) == (0, 0)
 
 
-def test_every_driver_call_is_made_in_a_capture():
-    """Of all calls that vpool makes, those that no capture was seen to survive are these."""
-    with vpool.Pool(vpool.Dynamic(initial="4MiB", limit="512MiB")) as pool:
-        driver, stream, other = pool.source.driver, Stream(), Stream(0)
-        for s in (stream, other, None):
-            pool.deallocate(pool.allocate(MIB, stream=s))
-        with Graph() as graph:
-            before = driver.calls()
-            everything(pool, graph.stream, other)
-            pool.deallocate(pool.allocate(MIB, stream=stream.handle))
-            exported = pool.allocate(MIB)
-            pool.ipc_handle(exported)
-            driver.destroy_stream(driver.create_stream())
-            driver.devices()
-            # Between streams that do not capture: what crosses needs an event and a wait.
-            large = pool.allocate(300 * MIB, stream=stream)
-            for _ in range(100):
-                fill(large, 300 * MIB, 1, stream)
-            pool.deallocate(large)
-            pool.deallocate(pool.allocate(300 * MIB, stream=other))
-            after = driver.calls()
-        pool.deallocate(exported)
-        graph.destroy()
+LENDER = 'pool = vpool.Pool(vpool.Dynamic(initial="4MiB"), source="cuda", device=0)'
+
+
+@pytest.fixture(scope="module")
+def foreign():
+    """The handle of a block in another process."""
+    with handle_of_another_process(LENDER) as handle:
+        yield handle
+
+
+def cross(pool, one, other):
+    """Between streams that do not capture: what crosses needs an event and a wait."""
+    large = pool.allocate(300 * MIB, stream=one)
+    for _ in range(100):
+        fill(large, 300 * MIB, 1, one)
+    pool.deallocate(large)
+    pool.deallocate(pool.allocate(300 * MIB, stream=other))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_driver_call_is_made_in_a_capture(foreign, mode):
+    """Or for a reason never: a new call has to be made here, or needs one."""
+    devices = int(ok(cudart.cudaGetDeviceCount()))
+    strategy = vpool.Dynamic(initial="4MiB", limit="512MiB")
+    pool = vpool.Pool(strategy, source="cuda", device=0)
+    short_lived = vpool.Pool(strategy, source="cuda", device=0)
+    vpool.Pool(strategy, source="cuda-vmm", device=0).close()  # where the device has no virtual memory, that is said
+    watched = vpool.Pool(strategy, source="cuda", device=0, debug="guard,poison")
+    source, driver = pool.source, pool.source.driver
+    stream, other = Stream(), Stream()
+    for s in (stream, other, None):
+        pool.deallocate(pool.allocate(MIB, stream=s))
+        short_lived.deallocate(short_lived.allocate(MIB, stream=s))
+    exported, seen = pool.allocate(MIB), watched.allocate(1000, stream)
+    vpool.replay(short_trace(), vpool.Dynamic(initial="4MiB"), source, patterns=True)  # loads what it launches
+    for device in range(min(devices, 2) - 1, -1, -1):
+        ok(cudart.cudaSetDevice(device))
+        ok(cudart.cudaFree(0))  # makes the device's context
+    with Graph(mode=mode) as graph:
+        before = driver.calls()
+        everything(pool, graph.stream, other)
+        pool.deallocate(pool.allocate(MIB, stream=stream.handle))
+        cross(pool, stream, other)
+        cross(short_lived, stream, other)
+        assert short_lived.crossings["waits"] > 0
+        short_lived.close()
+        del short_lived  # its events go
+        # Guards are read and memory is filled, on streams that do not capture.
+        watched.deallocate(seen)
+        driver.destroy_stream(driver.create_stream())
+        driver.devices()
+        with vpool.Pool(vpool.Dynamic(initial=0, limit="128MiB"), "cuda-vmm", 0) as mapped:
+            mapped.deallocate(mapped.allocate(50 * MIB, stream=stream))
+            assert mapped.trim() > 0
+        pool.ipc_handle(exported)
+        assert source.close_shared(source.open_shared(foreign.handle)) is None
+        # Of a device that is not the current one; with one device there is none, so what that call does is seen alone.
+        if devices > 1:
+            ok(cudart.cudaSetDevice(1))
+            pool.trim()
+            source.memory()
+        ok(cudart.cudaSetDevice(0))
+        vpool.replay(short_trace(), vpool.Dynamic(initial="4MiB"), source, patterns=True)
+        after = driver.calls()
+    pool.deallocate(exported)
+    graph.destroy()
     made = {name for name in CALL_NAMES if after[name][0] > before[name][0]}
-    # The device is never waited for, nobody's memory is opened, bytes are moved by replays and debug modes alone, and
-    # with one device there is none to change to.
-    assert set(CALL_NAMES) - made <= {
-        "synchronize", "set_device", "event_destroy", "ipc_open", "ipc_close",
-        "fill", "read", "write", "fill_on", "read_on",
-    }  # fmt: skip
-    assert "synchronize" not in made
+    # What waits for the whole device no mode allows; and nothing of vpool writes to a device what the host has.
+    assert set(CALL_NAMES) - made == {"synchronize", "write"} | ({"set_device"} if devices == 1 else set())
+    for each in (pool, watched):
+        each.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_replay_while_a_blocking_stream_captures_is_refused(pool, mode):
+    with Graph(Stream(0), mode) as graph:
+        pool.empty(MIB, stream=graph.stream).close()
+        with pytest.raises(SourceError, match="cudaErrorStreamCaptureImplicit"):
+            vpool.replay(short_trace(), vpool.Dynamic(initial="4MiB"), pool.source, patterns=True)
+    graph.destroy()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -383,6 +383,78 @@ print("end")
     assert found.stdout == "end\n", found.stderr
 
 
+def test_a_free_in_a_host_function_makes_no_cuda_call(streams):
+    """CUDA forbids any there; the function runs on a thread of the driver."""
+    own, other = streams
+    with vpool.Pool(vpool.Dynamic(initial="4MiB"), source="cuda") as pool:
+        pool.deallocate(pool.allocate(KIB, stream=other))
+        ptr, recorded = pool.allocate(KIB, stream=own), pool.allocate(KIB, stream=own)
+        pool.record_stream(recorded, other)
+        closed, dropped = pool.empty(KIB, stream=own), [pool.empty(KIB, stream=own)]
+        seen = []
+
+        def free(_):
+            try:
+                before = pool.source.driver.calls()
+                pool.deallocate(ptr)
+                pool.deallocate(recorded)
+                closed.close()
+                dropped.clear()
+                seen.extend([threading.get_ident(), before, pool.source.driver.calls()])
+            except BaseException as error:
+                seen.append(error)
+
+        own.launch_host_func(free, None)
+        own.synchronize()
+        assert len(seen) == 3, seen
+        assert seen[0] != threading.get_ident()
+        assert seen[1] == seen[2]
+        assert pool.stats.allocated_bytes == 0
+        cupy.cuda.Device().synchronize()
+        pool.coalesce()
+        assert_whole(pool)
+
+
+@pytest.mark.parametrize("on", ["legacy", "own", "per thread"])
+def test_a_hit_is_the_first_that_a_thread_does_with_cuda(streams, kernels, on):
+    """Then launches by the driver API work there: CuPy's, and bare ones once there is a context as without vpool."""
+    cudriver = pytest.importorskip("cuda.bindings.driver")
+    stream = {"legacy": None, "own": streams[0], "per thread": 2}[on]
+    handle = {"legacy": 1, "own": streams[0].ptr, "per thread": 2}[on]
+    with vpool.Pool(vpool.Dynamic(initial="16MiB"), source="cuda") as pool:
+        pool.empty(MIB, stream=stream).close()
+        grown = pool.stats.source_calls
+        found, errors = {}, []
+
+        def work(kind):
+            try:
+                ptr = pool.allocate(MIB, stream=stream)
+                if kind == "bare":
+                    assert cudart.cudaSetDevice(0)[0] == 0
+                    status = cudriver.cuMemsetD32Async(ptr, 7, WORDS, handle)[0]
+                    assert int(status) == 0, status
+                else:
+                    with cupy.cuda.ExternalStream(handle):
+                        arguments = np.uint64(ptr), np.uint64(WORDS), np.uint32(7), np.int64(0)
+                        kernels[0]((1,), (256,), arguments)
+                assert cudart.cudaStreamSynchronize(handle)[0] == 0
+                words = np.empty(WORDS, np.uint32)
+                kind_of_copy = cudart.cudaMemcpyKind.cudaMemcpyDeviceToHost
+                assert cudart.cudaMemcpy(words.ctypes.data, ptr, MIB, kind_of_copy)[0] == 0
+                found[kind] = set(words.tolist())
+                pool.deallocate(ptr)
+            except BaseException as error:
+                errors.append(error)
+
+        for kind in ("bare", "cupy"):
+            thread = threading.Thread(target=work, args=(kind,))
+            thread.start()
+            thread.join(60)
+        assert errors == []
+        assert found == {"bare": {7}, "cupy": {7}}
+        assert pool.stats.source_calls == grown, "they were hits"
+
+
 def test_whole_again_after_all_streams_used_it(streams, fill, others):
     with vpool.Pool(vpool.Dynamic(initial="4MiB", limit="64MiB"), source="cuda") as pool:
         counters = []

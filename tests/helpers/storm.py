@@ -78,7 +78,8 @@ class AllocatingHandler(logging.Handler):
 class Storm:
     def __init__(self, options):
         self.options = options
-        self.pool = vpool.Pool(vpool.Dynamic(initial=SEGMENT, growth="256KiB", limit=LIMIT), source="host")
+        strategy = vpool.Dynamic(initial=SEGMENT, growth="256KiB", limit=LIMIT)
+        self.pool = vpool.Pool(strategy, source="host", debug=options.debug)
         self.streams = [16 * (i + 1) for i in range(4)]
         self.stash = collections.deque()
         self.counts = collections.Counter()
@@ -229,6 +230,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=10)
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--switch", type=float, default=1e-6, help="seconds between forced changes of thread")
+    parser.add_argument("--debug", default="", help="the pool's debug modes")
     parser.add_argument("--one-core", action="store_true", help="as under `taskset -c 0`")
     options = parser.parse_args()
     if options.one_core:
