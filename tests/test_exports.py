@@ -153,7 +153,7 @@ class TestMemoryViz:
         assert text.count("cudaMalloc(") == sum(
             one["action"] == "segment_alloc" for one in snapshot["device_traces"][0]
         )
-        assert text.count("OOM") == 8
+        assert text.count("OutOfMemoryError") == 8
         for plot in (viz.trace_plot, viz.segment_plot):
             packed = re.search(r'"base64": "([^"]+)"', plot(snapshot))[1]
             shown = pickle.loads(base64.b64decode(packed))

@@ -29,6 +29,9 @@ def run(python, *command, cwd):
     return done.stdout
 
 
+SHIPPED = ("*.py", "*.pxd", "*.pyi", "*.npz", "*.json", "py.typed", "*.html", "*.css", "*.js")
+
+
 def files_of(*patterns):
     """Files of the package, relative to the root."""
     return {
@@ -91,7 +94,7 @@ def test_sdist_has_all_that_a_build_needs(sdist):
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "pyx").rglob("*.pyx")} <= names
-    assert files_of("*.py", "*.pxd", "*.pyi", "*.npz", "py.typed") <= names
+    assert files_of(*SHIPPED) <= names
     assert {"setup.py", "pyproject.toml", "README.md", "LICENSE", "docs/conf.py", "tests/conftest.py"} <= names
     assert not [name for name in names if name.endswith((".so", ".pyc", ".c"))]
 
@@ -101,7 +104,7 @@ def test_wheel_has_all_that_users_need(wheel):
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     modules = {f"vpool/_{path.parent.name}/{path.stem}{suffix}" for path in (ROOT / "pyx").rglob("*.pyx")}
     content = {name for name in names if ".dist-info/" not in name}
-    assert content == modules | files_of("*.py", "*.pxd", "*.pyi", "*.npz", "py.typed")
+    assert content == modules | files_of(*SHIPPED)
     assert [name for name in names if name.endswith("/licenses/LICENSE")]
 
 

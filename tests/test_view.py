@@ -135,6 +135,29 @@ def test_snapshot_with_memory_that_is_pending(opened):
             pool.deallocate(ptr)
 
 
+def test_memory_that_is_mapped_in_pieces(opened):
+    """A snapshot tells the pieces; a recording does not, and its page says so."""
+    with vpool.Pool(vpool.Dynamic(initial="8MiB", limit="256MiB"), source="simulated-vmm") as pool:
+        held = []
+        with pool.record() as trace:
+            for size in range(3_000_000, 6_000_000, 100_000):
+                held.append(pool.empty(size))
+            del held[3:20]
+            pool.trim()
+            snapshot = pool.snapshot()
+            held.append(pool.empty(60_000_000))
+            del held[4:12]
+        page = opened(snapshot)
+        expect_report(page, snapshot.report)
+        unmapped = snapshot.blocks["nbytes"][snapshot.blocks["state"] == "unmapped"]
+        assert page.figures()["unmapped"] == unmapped.sum() > 0
+        assert page.run("return vpoolPage.charts.end * vpoolPage.model.unit") < snapshot.report.reserved_bytes * 2
+        page = opened(trace)
+        assert "memory is mapped in pieces" in page.text("#notes")
+        assert page.figures()["requested"] == trace.peak_live_bytes
+        held.clear()
+
+
 def test_a_placed_trace_is_what_its_replay_did(opened):
     trace = recorded("two_streams")
     result = vpool.replay(trace)

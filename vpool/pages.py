@@ -18,6 +18,10 @@ __all__ = ["page_of_snapshot", "page_of_trace"]
 
 _SCRIPTS = ("decode", "format", "model", "raster", "charts", "tables", "main")
 _SAMPLES = 1000  # moments for which the page knows the largest free range beforehand
+_IN_PIECES = (
+    "some blocks lie beyond the recorded segments, as where memory is mapped in pieces: what was reserved and free "
+    "before the end is not known"
+)
 _STATES = ("live", "free", "pending", "unmapped")
 
 
@@ -90,7 +94,7 @@ def page_of_trace(trace, title, placement):
         "sites": details.sites,
         "marks": (np.sort(trace.marks_us) - start).tolist(),
         "failures": trace.failures.tolist(),
-        "notes": trace.notes,
+        "notes": trace.notes if _within_segments(details) else [*trace.notes, _IN_PIECES],
         "placement": placement,
     }
     return _page(title, header, packed)
@@ -132,6 +136,12 @@ def page_of_snapshot(snapshot, title):
     packed.add("site", blocks["site"])
     packed.add("age", blocks["age_us"] + 1)  # 0: not known
     packed.add("segmentSize", table["nbytes"] // np.uint64(unit))
+    # Up to the last piece that is mapped: behind it there may be far more addresses than memory.
+    extent = table["nbytes"].copy()
+    mapped = blocks["state"] != "unmapped"
+    ends = blocks["address"] + blocks["nbytes"] - table["address"][segment]
+    np.maximum.at(extent, segment[mapped], ends[mapped])
+    packed.add("segmentExtent", extent // np.uint64(unit))
     header = {
         "kind": "snapshot",
         "unit": unit,
@@ -146,6 +156,20 @@ def page_of_snapshot(snapshot, title):
         "pool": snapshot.name,
     }
     return _page(title, header, packed)
+
+
+def _within_segments(details):
+    """Whether every block begins in a segment that was there at some time."""
+    moved = details.segments
+    came = moved.nbytes > 0
+    order = np.argsort(moved.address[came], kind="stable")
+    begins, sizes = moved.address[came][order], moved.nbytes[came][order].astype(np.uint64)
+    addresses = details.address[details.allocated > 0]
+    if not len(begins):
+        return not len(addresses)
+    ends = np.maximum.accumulate(begins + sizes)
+    place = np.searchsorted(begins, addresses, side="right") - 1
+    return bool(((place >= 0) & (addresses < ends[np.maximum(place, 0)])).all())
 
 
 class _Space:

@@ -249,18 +249,18 @@ class Charts {
       }
     } else {
       const pad = 0.06; // of a row, above and below
-      const rows = Math.min(model.height, Math.ceil(view.high));
-      for (let row = Math.floor(view.low); row < rows; row++) {
-        raster.fill(x(0), x(model.columns.segmentSize[row]), y(row + pad), y(row + 1 - pad), -1);
-      }
       for (let i = 0; i < model.count; i++) {
-        if (state[i] === FREE || segment[i] + 1 < view.low || segment[i] > view.high) continue;
-        raster.fill(x(offset[i]), x(offset[i] + size[i]), y(segment[i] + pad), y(segment[i] + 1 - pad), i);
+        if (state[i] === UNMAPPED || segment[i] + 1 < view.low || segment[i] > view.high) continue;
+        const place = [x(offset[i]), x(offset[i] + size[i]), y(segment[i] + pad), y(segment[i] + 1 - pad)];
+        raster.fill(...place, -1);
+        if (state[i] !== FREE) raster.fill(...place, i);
       }
     }
     this.raster = raster;
     const { groupOf, colours: paint } = this.colouring;
-    const image = raster.image((block) => paint[groupOf(block)], rgb(colours.panel), rgb(colours.reserved));
+    const pending = rgb(colours.pending);
+    const colourOf = (block) => (state?.[block] === PENDING ? pending : paint[groupOf(block)]);
+    const image = raster.image(colourOf, rgb(colours.panel), rgb(colours.reserved));
     context.putImageData(image, Math.round(panel.left * scale), Math.round(panel.top * scale));
     context.strokeStyle = colours.line;
     context.lineWidth = 1;

@@ -69,11 +69,15 @@ class Page {
       const [red, green, blue] = colouring.colours[group];
       return [element("li", { title: text }, element("i", { class: "swatch", style: `background:rgb(${red} ${green} ${blue})` }), element("span", {}, text))];
     });
+    const fills = [["reserved, free", "--reserved"]];
+    if (!this.trace) fills.push(["pending", "--pending"]);
     if (this.trace) {
       for (const [text, colour] of [["reserved", "--held"], ["allocated", "--allocated"], ["requested", "--requested"]]) {
         items.push(element("li", {}, element("i", { class: "swatch", style: `background:var(${colour});height:3px` }), element("span", {}, text)));
       }
-      items.push(element("li", {}, element("i", { class: "swatch", style: "background:var(--reserved)" }), element("span", {}, "reserved, free")));
+    }
+    for (const [text, colour] of fills) {
+      items.push(element("li", {}, element("i", { class: "swatch", style: `background:var(${colour})` }), element("span", {}, text)));
     }
     byId("legend").replaceChildren(...items);
   }

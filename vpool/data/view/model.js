@@ -262,7 +262,7 @@ class SnapshotModel extends Model {
   constructor(header, columns) {
     super(header, columns);
     this.height = columns.segmentSize.length;
-    this.width = columns.segmentSize.reduce((a, b) => Math.max(a, b), 0);
+    this.width = columns.segmentExtent.reduce((a, b) => Math.max(a, b), 0);
   }
 
   blockAddress(block) {

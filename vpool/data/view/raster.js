@@ -96,9 +96,7 @@ function colourings(model, dark) {
       },
     };
   } else {
-    const parts = ["live", "free", "pending", "unmapped"];
-    const colours = (dark ? ["#6eb0ec", "#262c32", "#e0a04a", "#121518"] : ["#2a6aa8", "#e9ebee", "#d98a2b", "#fbfbfa"]).map(rgb);
-    found.state = { label: "state", names: parts, colours, groupOf: (block) => model.columns.state[block] };
+    found.state = { label: "state", names: ["live"], colours: [rgb(dark ? "#6eb0ec" : "#2a6aa8")], groupOf: () => 0 };
   }
   const named = (label, values, names) => {
     if (!names.some((name, i) => i && name)) return;
