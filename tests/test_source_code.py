@@ -25,7 +25,7 @@ LAYERS = {
         *("vpool.formats", "vpool.report", "vpool.stats", "vpool.strategies", "vpool.streams", "vpool.trace"),
         *("vpool.sites", "vpool.leaks", "vpool.modes", "vpool.details", "vpool.measure", "vpool.placement"),
         *("vpool.advice", "vpool.rendering", "vpool.plots", "vpool.snapshot", "vpool.shortage"),
-        *("vpool.compaction", "vpool.separators", "vpool.defrag"),
+        *("vpool.compaction", "vpool.separators", "vpool.defrag", "vpool.trimming"),
     ),
     "storage": ("vpool._storage", "vpool.sources", "vpool.ipc", "vpool.policy"),
     "management": ("vpool._management",),

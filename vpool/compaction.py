@@ -117,7 +117,7 @@ class BlockMap:
         start, stop = start[good], stop[good]
         cost = live[stop] - live[start]
         order = np.argsort(cost, kind="stable")[:_MOST_WINDOWS]
-        room = _Room(self, self.kind == FREE) if len(order) else None
+        room = _Room(self, self.kind == FREE)
         for begin, end in zip(start[order].tolist(), stop[order].tolist(), strict=True):
             window = np.arange(begin, end)
             free = window[self.kind[window] == FREE]

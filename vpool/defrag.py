@@ -156,7 +156,8 @@ class Defrag:
 
     def _releases(self, one):
         """Plans for the segments beside a fixed core, which itself never goes back."""
-        plans, moves = [], []
+        plans: list[list[Move]] = []
+        moves: list[Move] = []
         for count, (_, more) in enumerate(one.empty_segments(), 1):
             moves = moves + more
             if count & (count - 1) == 0:

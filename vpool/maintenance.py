@@ -37,12 +37,17 @@ class Maintainer:
     pool : vpool.Pool
     every : float
         Seconds between two calls.
+    marks : tuple of int, optional
+        Low and high bytes: with more than the high ones reserved and neither live nor pending, it also trims.
     """
 
-    def __init__(self, pool, every):
+    def __init__(self, pool, every, marks=None):
         self.ended = False
         self._thread = threading.Thread(
-            target=_maintain, args=(self, weakref.ref(pool), every), name=f"vpool maintains {pool.name}", daemon=True
+            target=_maintain,
+            args=(self, weakref.ref(pool), every, marks),
+            name=f"vpool maintains {pool.name}",
+            daemon=True,
         )
         _at_work.here.add(self)
         self._thread.start()
@@ -66,7 +71,16 @@ def _end_all():
         maintainer.join()
 
 
-def _maintain(maintainer, reference, every):
+def _trim(pool, marks):
+    """Trim between the marks, for as long as one nap takes."""
+    low, high = marks
+    stats = pool.stats
+    used = stats.allocated_bytes + stats.pending_bytes
+    if stats.reserved_bytes - used > high:
+        pool.trim(keep=used + low, budget=_LONGEST_NAP)
+
+
+def _maintain(maintainer, reference, every, marks):
     due = time.monotonic() + every
     while not maintainer.ended:
         time.sleep(max(0.0, min(due - time.monotonic(), _LONGEST_NAP)))
@@ -77,6 +91,8 @@ def _maintain(maintainer, reference, every):
             due = time.monotonic() + every
             try:
                 pool.maintain()
+                if marks is not None:
+                    _trim(pool, marks)
             except ClosedPoolError:
                 return
             except Exception as error:

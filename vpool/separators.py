@@ -107,10 +107,12 @@ def separators_of(maps, kind, keys, name_of, most=None):
         for value, row in zip(values.tolist(), np.stack(columns, 1).astype(np.int64), strict=True):
             sums[value] = sums.get(value, 0) + row
     order = sorted(sums, key=lambda value: (-sums[value][2], -sums[value][1], value))
-    return [
-        Separator(kind, name_of(value), *sums[value].tolist(), max(_largest_without(one, keys, value) for one in maps))
-        for value in order[:most]
-    ]
+    found = []
+    for value in order[:most]:
+        blocks, live_bytes, beside = sums[value].tolist()
+        largest = max(_largest_without(one, keys, value) for one in maps)
+        found.append(Separator(kind, name_of(value), blocks, live_bytes, beside, largest))
+    return found
 
 
 def _live_of_walls(one, begin, end):

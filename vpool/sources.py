@@ -1,12 +1,13 @@
 """Sources: where a pool's memory comes from.
 
-A name (``"cuda"``, ``"cuda-vmm"``, ``"host"``, ``"simulated"``, ``"simulated-vmm"``) means a source with its
-default options; the functions here build one with options.
+A name (``"cuda"``, ``"cuda-vmm"``, ``"cuda-async"``, ``"pinned"``, ``"managed"``, ``"host"``, ``"simulated"``,
+``"simulated-vmm"``) means a source with its default options; the functions here build one with options.
 """
 
 import operator
 from collections.abc import Callable
 
+from vpool._storage.driver import Driver
 from vpool._storage.fork import forks
 from vpool._storage.host_driver import HostDriver
 from vpool._storage.mapped_source import MappedSource
@@ -17,8 +18,11 @@ from vpool.sizes import parse_size
 
 __all__ = [
     "Cuda",
+    "CudaAsync",
     "CudaVmm",
     "Host",
+    "Managed",
+    "Pinned",
     "Simulated",
     "SimulatedVmm",
     "Source",
@@ -36,6 +40,7 @@ _FORKED = (
 _NOT_AFTER_FORK = "cudaErrorInitializationError"  # what CUDA says in a child if somebody used it in the parent
 
 _cuda_driver = None
+_other_drivers: dict[tuple, Driver] = {}  # of pinned, managed and the driver's own memory
 _cuda_missing = None
 
 
@@ -110,7 +115,8 @@ def CudaVmm(device=None, *, handle=None, tight=False, peers=(), exportable=False
     """
     driver = _load_cuda(again=True)
     peers = [_ordinal(driver, peer) for peer in peers]
-    return _cuda_source(driver, device, "cuda-vmm", peers=peers, exportable=exportable, **_moves(handle, tight))
+    options = {"peers": peers, "exportable": exportable, **_moves(handle, tight)}
+    return _cuda_source(driver, device, "cuda-vmm", MappedSource, **options)
 
 
 def SimulatedVmm(capacity=None, *, handle=None, tight=False):
@@ -137,8 +143,60 @@ def _moves(handle, tight):
     return {} if handle is None else {"handle_bytes": parse_size(handle, "handle")}
 
 
-def _cuda_source(driver, device, name="cuda", **options):
-    kind = MappedSource if options else Source
+def CudaAsync(device=None):
+    """Segments from the driver's own default pool of a device: cudaMallocAsync and cudaFreeAsync.
+
+    For programs that share a device with others that use cudaMallocAsync: what they freed and the driver still holds
+    serves here, and the other way round.
+
+    Parameters and errors are those of `Cuda`; also SourceError for a device that has no such pool.
+    """
+    device = _ordinal(_load_cuda(again=True), device)
+    return _cuda_source(_driver_of("cuda-async", device), device, "cuda-async")
+
+
+def Managed(device=None):
+    """Memory that moves between the host and the device that uses it: cudaMallocManaged.
+
+    The host may use a block while no work does that has it.  The limit of a pool is a share of the device's memory, so
+    that it never has to be moved out for want of room.
+
+    Parameters and errors are those of `Cuda`.
+    """
+    device = _ordinal(_load_cuda(again=True), device)
+    return _cuda_source(_driver_of("managed"), device, "managed", host_accessible=True)
+
+
+def Pinned(device=None):
+    """Page-locked memory of the host, for copies that run beside other work: cudaHostAlloc.
+
+    Every device of this process can use it, at the same addresses.  A pool's limit is a share of the host's memory;
+    what is pinned the system cannot swap out, so choose one (``vpool.Dynamic(limit="4GiB")``).
+
+    Parameters and errors are those of `Cuda`; the device is the one whose streams order the memory's use.
+    """
+    device = _ordinal(_load_cuda(again=True), device)
+    return _cuda_source(_driver_of("pinned"), device, "pinned", host_accessible=True)
+
+
+def _driver_of(kind, *arguments):
+    """The driver of this process for another kind of CUDA's memory; SourceError where there is none."""
+    from vpool._storage import cuda_driver
+
+    if (kind, *arguments) not in _other_drivers:
+        made = {
+            "cuda-async": cuda_driver.AsyncDriver,
+            "managed": cuda_driver.ManagedDriver,
+            "pinned": cuda_driver.PinnedDriver,
+        }
+        try:
+            _other_drivers[kind, *arguments] = made[kind](*arguments)
+        except RuntimeError as reason:
+            raise SourceError(f"source {kind!r} cannot be used here: {reason}", "cudaErrorNotSupported") from None
+    return _other_drivers[kind, *arguments]
+
+
+def _cuda_source(driver, device, name="cuda", kind=Source, **options):
     try:
         source = kind(driver, name, _ordinal(driver, device), **options)
         if forks():
@@ -197,11 +255,16 @@ def current_device():
 
 BY_NAME: dict[str, Callable[..., Source]] = {
     "cuda": Cuda,
+    "cuda-async": CudaAsync,
     "cuda-vmm": CudaVmm,
     "host": Host,
+    "managed": Managed,
+    "pinned": Pinned,
     "simulated": Simulated,
     "simulated-vmm": SimulatedVmm,
 }
+# Of these a source is of one device.
+_ON_DEVICES = ("cuda", "cuda-async", "cuda-vmm", "managed", "pinned")
 
 
 def resolve(source=None, device=None):
@@ -225,7 +288,7 @@ def resolve(source=None, device=None):
     if source not in BY_NAME:
         names = ", ".join(f'"{name}"' for name in sorted(BY_NAME))
         raise ValueError(f"no source {source!r}; the sources are {names}")
-    if source.startswith("cuda"):
+    if source in _ON_DEVICES:
         return BY_NAME[source](device)
     made = BY_NAME[source]()
     _ordinal(made.driver, device)

@@ -7,6 +7,7 @@ cimport cython
 from libc.stdint cimport uint64_t
 
 from vpool._base.bias cimport Seat, bias_leave, bias_try_enter
+from vpool._base.clock cimport now_ns
 from vpool._base.lock cimport atomic_read
 from vpool._base.types cimport GRANULE, BlockId, likely, round_up
 from vpool._interface.diagnosis cimport forked, over_limit, source_error, stray
@@ -38,6 +39,7 @@ from vpool.leaks import UNKNOWN_SITE, Leaks
 
 cdef enum:
     NO_SLOT = 0xFFFF
+    SLICE_BYTES = 64 << 20        # that a trim with a budget gives back at once, at first
 
 logger = logging.getLogger("vpool")
 _lenders = PerProcess(weakref.WeakSet)
@@ -355,6 +357,40 @@ cdef class Lender:
             if order_waited(status):
                 status = self.areas.release_idle(keep, released)
         return None if status == STATUS_OK else source_error(self.core, status, "the source did not take memory back")
+
+    cdef release_slices(self, uint64_t keep, uint64_t deadline, uint64_t* released, bint* late):
+        """Give back what is idle now, in slices, until a moment; the exception for what was refused, or None.
+
+        Nothing is waited for.  `late` becomes True where the time was up before all was looked through.
+        """
+        cdef uint64_t slice_bytes = SLICE_BYTES
+        cdef uint64_t reserved, floor, more
+        cdef int status = STATUS_OK
+        self.streams.settle()
+        if self.debugger is not None and not self.closed:
+            self.debugger.release_all()
+        with nogil:
+            self.core.prove_idle()
+        while True:
+            reserved = atomic_read(self.core.state.reserved)
+            if self.areas.fixed is not None:
+                reserved += atomic_read(self.areas.fixed_state.reserved)
+            if reserved <= keep:
+                return None
+            if now_ns() >= deadline:
+                late[0] = True
+                return None
+            floor = max(keep, reserved - slice_bytes if reserved > slice_bytes else <uint64_t> 0)
+            more = 0
+            with nogil:
+                status = self.areas.release_idle(floor, &more)
+            released[0] += more
+            if status != STATUS_OK:
+                return source_error(self.core, status, "the source did not take memory back")
+            if more == 0:                         # no segment that is idle is as small
+                if floor == keep:
+                    return None
+                slice_bytes *= 2
 
     cdef void after_free(self) noexcept:
         """What a set state word asks for after a free: a closed pool gives back what has become idle.

@@ -32,6 +32,7 @@ from vpool.policy import Policy
 from vpool.sizes import parse_size
 from vpool.sources import resolve
 from vpool.strategies import Dynamic, Strategy
+from vpool.trimming import checked_marks
 
 _numbers = itertools.count(1)
 
@@ -73,6 +74,9 @@ cdef class Pool(Upkeep):
         Bytes, at least 256: what would be left of a block stays with it if that is less.
     maintain_every : float, optional
         Seconds between two calls of `maintain` by a thread of the pool's own; none if not given.
+    trim_marks : tuple of (int or str, int or str), optional
+        A low and a high mark for that thread: where more than the high one is reserved and neither live nor pending, it
+        trims in short slices until it is the low one, or nothing more can go.
     captures : bool
         Whether a stream that is passed may be capturing a graph.  On CUDA nothing but asking the driver
         tells, once for each call that names another stream than the legacy default one; a program that
@@ -121,7 +125,7 @@ cdef class Pool(Upkeep):
             raise
 
     def _make(self, strategy=None, source=None, device=None, name=None, *, on_pressure="wait", rounding=256,
-              minimum_remainder=256, maintain_every=None, captures=True, debug=None, plan=None):
+              minimum_remainder=256, maintain_every=None, trim_marks=None, captures=True, debug=None, plan=None):
         if strategy is None:
             strategy = Dynamic()
         if not isinstance(strategy, Strategy):
@@ -131,6 +135,10 @@ cdef class Pool(Upkeep):
         rounding, minimum_remainder = checked_rounding(rounding), checked_remainder(minimum_remainder)
         if maintain_every is not None:
             checked_interval(maintain_every)
+        if trim_marks is not None:
+            trim_marks = checked_marks(trim_marks)
+            if maintain_every is None:
+                raise ValueError("trim_marks are for the thread that maintain_every starts")
         self.name = f"pool-{next(_numbers)}" if name is None else str(name)
         source = resolve(source, device)
         self.debug = modes_of(debug, source.has_memory)
@@ -151,7 +159,7 @@ cdef class Pool(Upkeep):
             self.watch(debugger_of(self.name, self.debug, Access(self.areas), numbers.limit))
         register(self)
         if maintain_every is not None:
-            self.maintainer = Maintainer(self, maintain_every)
+            self.maintainer = Maintainer(self, maintain_every, trim_marks)
 
     def _complete(self, strategy, numbers, captures):
         self.core = self.areas.core

@@ -2,6 +2,7 @@
 cimport cython
 from libc.stdint cimport uint64_t
 
+from vpool._base.clock cimport now_ns
 from vpool._interface.diagnosis cimport source_error
 from vpool._interface.events cimport read_origins
 from vpool._interface.gauge cimport Gauge
@@ -19,6 +20,7 @@ from vpool.report import Report
 from vpool.sizes import parse_size
 from vpool.snapshot import Snapshot
 from vpool.stats import MemoryInfo
+from vpool.trimming import Trimmed, checked_budget, why_kept
 
 
 @cython.no_gc_clear   # the collector must not drop `core` while `__dealloc__` of a buffer may need it
@@ -275,31 +277,48 @@ cdef class Upkeep(Lender):
             self.areas.coalesce()
         return max(0, self.inspect().largest_free_bytes - before)
 
-    def trim(self, keep=0):
-        """Wait for the device, then give memory that is wholly free back to the source.
+    def trim(self, keep=0, budget=None):
+        """Give memory that is wholly free, and that no work can touch any more, back to the source.
 
         Parameters
         ----------
         keep : int or str
             Bytes that stay reserved, if that many are.
+        budget : float, optional
+            Seconds after which no further slice begins.  Then the device is not waited for: what queued work may use
+            stays.  Without one the device is waited for, and everything goes that can.
 
         Returns
         -------
-        int
-            Bytes that went back.
+        vpool.trimming.Trimmed
+            An int, the bytes that went back, whose ``kept`` has pairs of the bytes that stayed and the reason.
 
         Raises
         ------
         SourceError
             Where the source refuses to take memory; it stays with the pool.
+        TypeError, ValueError
+            For what is no size, or no time.
+
+        Notes
+        -----
+        No lock is held while the source takes memory, so other threads of the pool go on; what a driver makes others
+        wait for is its own, as cudaFree does for all work of the device.  With a budget memory goes back in slices of
+        64 MiB, and in larger ones where no segment is that small.  Between two slices the GIL is free.
+        Runtime complexity: O(blocks), and a source call for each segment.
         """
         cdef uint64_t least = parse_size(keep, "keep")
         cdef uint64_t released = 0
+        cdef bint late = False
+        limit = checked_budget(budget)
         self.must_be_mine()
-        error = self.release_idle(least, &released)
+        if limit is None:
+            error = self.release_idle(least, &released)
+        else:
+            error = self.release_slices(least, now_ns() + <uint64_t> limit, &released, &late)
         if error is not None:
             raise error
-        return released
+        return Trimmed(released, why_kept(self.inspect(), least, late))
 
     def reset_peaks(self):
         """Make what is live and reserved now the highest values so far.  Nothing else changes."""

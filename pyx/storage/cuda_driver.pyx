@@ -17,12 +17,16 @@ from vpool._storage.driver cimport (
     Driver,
     gone_t,
 )
+from vpool._storage.host_driver cimport host_memory_info
 
 ctypedef struct IpcBytes:         # as cudaIpcMemHandle_t
     char reserved[64]
 
 ctypedef int (*malloc_t)(void** address, size_t nbytes) noexcept nogil
 ctypedef int (*free_t)(void* address) noexcept nogil
+ctypedef int (*malloc_with_t)(void** address, size_t nbytes, unsigned int flags) noexcept nogil
+ctypedef int (*malloc_on_t)(void** address, size_t nbytes, void* stream) noexcept nogil
+ctypedef int (*free_on_t)(void* address, void* stream) noexcept nogil
 ctypedef int (*memory_info_t)(size_t* free, size_t* total) noexcept nogil
 ctypedef int (*get_int_t)(int* value) noexcept nogil
 ctypedef int (*set_int_t)(int value) noexcept nogil
@@ -125,14 +129,14 @@ cdef int _read(void* context, void* host, uint64_t address, uint64_t nbytes) noe
     if status != STATUS_OK:
         return status
     status = _settled((<copy_t> cyruntime.cudaMemcpy)(
-        host, <const void*> address, nbytes, cyruntime.cudaMemcpyKind.cudaMemcpyDeviceToHost))
+        host, <const void*> address, nbytes, cyruntime.cudaMemcpyKind.cudaMemcpyDefault))
     restored = _capture_mode(context, &mode)
     return restored if status == STATUS_OK else status
 
 
 cdef int _write(void* context, uint64_t address, const void* host, uint64_t nbytes) noexcept nogil:
     return _settled((<copy_t> cyruntime.cudaMemcpy)(
-        <void*> address, host, nbytes, cyruntime.cudaMemcpyKind.cudaMemcpyHostToDevice))
+        <void*> address, host, nbytes, cyruntime.cudaMemcpyKind.cudaMemcpyDefault))
 
 
 cdef int _synchronize(void* context) noexcept nogil:
@@ -234,7 +238,7 @@ cdef int _fill_on(void* context, uint64_t stream, uint64_t address, uint8_t byte
 
 cdef int _read_on(void* context, uint64_t stream, void* host, uint64_t address, uint64_t nbytes) noexcept nogil:
     cdef int status = _settled((<copy_on_t> cyruntime.cudaMemcpyAsync)(
-        host, <const void*> address, nbytes, cyruntime.cudaMemcpyKind.cudaMemcpyDeviceToHost, _stream(stream)))
+        host, <const void*> address, nbytes, cyruntime.cudaMemcpyKind.cudaMemcpyDefault, _stream(stream)))
     # Also after a failure: the copy must not write to the host later.
     cdef int waited = _settled((<event_t> cyruntime.cudaStreamSynchronize)(_stream(stream)))
     return waited if status == STATUS_OK else status
@@ -295,6 +299,43 @@ cdef int _access_set(void* context, uint64_t address, uint64_t nbytes, int devic
     return _settled((<access_t> cydriver.cuMemSetAccess)(address, nbytes, &who, 1))
 
 
+# Memory that is not cudaMalloc's, behind the same two calls of the table.
+
+cdef int _malloc_pinned(void* context, uint64_t* address, uint64_t nbytes) noexcept nogil:
+    # Every device sees it, at the address that the host has.
+    return _settled((<malloc_with_t> cyruntime.cudaHostAlloc)(
+        <void**> address, nbytes, cyruntime.cudaHostAllocPortable | cyruntime.cudaHostAllocMapped))
+
+
+cdef int _free_pinned(void* context, uint64_t address, uint64_t nbytes) noexcept nogil:
+    return _settled((<free_t> cyruntime.cudaFreeHost)(<void*> address))
+
+
+cdef int _malloc_managed(void* context, uint64_t* address, uint64_t nbytes) noexcept nogil:
+    return _settled((<malloc_with_t> cyruntime.cudaMallocManaged)(
+        <void**> address, nbytes, cyruntime.cudaMemAttachGlobal))
+
+
+cdef int _malloc_async(void* context, uint64_t* address, uint64_t nbytes) noexcept nogil:
+    cdef void* stream = (<void**> context)[0]
+    cdef int status = _settled((<malloc_on_t> cyruntime.cudaMallocAsync)(<void**> address, nbytes, stream))
+    if status == STATUS_OK:
+        # Behind its stream's work the memory is everybody's.  Nothing else is ever queued there.
+        status = _settled((<event_t> cyruntime.cudaStreamSynchronize)(stream))
+        if status != STATUS_OK:
+            (<free_on_t> cyruntime.cudaFreeAsync)(<void*> address[0], stream)
+    return status
+
+
+cdef int _free_async(void* context, uint64_t address, uint64_t nbytes) noexcept nogil:
+    cdef void* stream = (<void**> context)[0]
+    cdef int status = _settled((<free_on_t> cyruntime.cudaFreeAsync)(<void*> address, stream))
+    if status == STATUS_OK:
+        # So that others find it free.  Where this fails the memory is gone all the same.
+        _settled((<event_t> cyruntime.cudaStreamSynchronize)(stream))
+    return status
+
+
 cdef const char* _error_name(int status) noexcept nogil:
     return (<name_t> cyruntime.cudaGetErrorName)(status)
 
@@ -352,3 +393,55 @@ cdef class CudaDriver(Driver):
         self.table.handle_unmap = _handle_unmap
         self.table.access_set = _access_set
         self.table.error_name = _error_name
+
+
+cdef class PinnedDriver(CudaDriver):
+    """Pages of the host that every device of this process can use: cudaHostAlloc and cudaFreeHost."""
+
+    def __cinit__(self):
+        self.table.malloc = _malloc_pinned
+        self.table.free = _free_pinned
+        self.table.memory_info = host_memory_info
+
+
+cdef class ManagedDriver(CudaDriver):
+    """Memory that moves between the host and the device that uses it: cudaMallocManaged and cudaFree."""
+
+    def __cinit__(self):
+        self.table.malloc = _malloc_managed
+
+
+cdef class AsyncDriver(CudaDriver):
+    """Memory of the driver's own default pool of a device: cudaMallocAsync and cudaFreeAsync on a stream for that.
+
+    The stream is never destroyed: a driver may be in use until the process ends.
+
+    Raises
+    ------
+    RuntimeError
+        Where the device has no such pools, or there is no stream for it.
+    """
+
+    cdef void* stream
+
+    def __cinit__(self, int device):
+        cdef int previous = 0
+        cdef int supported = 0
+        cdef int status
+        self.context = &self.stream
+        self.table.malloc = _malloc_async
+        self.table.free = _free_async
+        status = _settled((<attribute_t> cyruntime.cudaDeviceGetAttribute)(
+            &supported, cyruntime.cudaDeviceAttr.cudaDevAttrMemoryPoolsSupported, device))
+        if status == STATUS_OK and not supported:
+            raise RuntimeError(f"device {device} has no memory pools of the driver")
+        if status == STATUS_OK:
+            status = _get_device(NULL, &previous)
+        if status == STATUS_OK:
+            status = _set_device(NULL, device)
+        if status == STATUS_OK:
+            status = _settled((<stream_create_t> cyruntime.cudaStreamCreateWithFlags)(
+                &self.stream, cyruntime.cudaStreamNonBlocking))
+            _set_device(NULL, previous)
+        if status != STATUS_OK:
+            raise RuntimeError(f"no stream on device {device}: {_error_name(status).decode()}")

@@ -84,9 +84,12 @@ cdef int _malloc(void* context, uint64_t* address, uint64_t nbytes) noexcept nog
     if forbidden_in_capture(context):
         return STATUS_CAPTURE_UNSUPPORTED
     spin_lock(&machine.lock)
-    fits = nbytes <= machine.capacity - machine.used[device]
-    if fits:
-        machine.used[device] += nbytes
+    if machine.pins:
+        fits = nbytes <= machine.capacity - machine.pinned
+        machine.pinned += nbytes if fits else 0
+    else:
+        fits = nbytes <= machine.capacity - machine.used[device]
+        machine.used[device] += nbytes if fits else 0
     spin_unlock(&machine.lock)
     return host_map(address, nbytes) if fits else STATUS_OUT_OF_MEMORY
 
@@ -98,8 +101,10 @@ cdef int _free(void* context, uint64_t address, uint64_t nbytes) noexcept nogil:
         return STATUS_CAPTURE_UNSUPPORTED
     spin_lock(&machine.lock)
     # Stricter than CUDA, which frees from any device: vpool promises to free on the pool's own.
-    known = nbytes <= machine.used[current_device]
-    if known:
+    known = nbytes <= (machine.pinned if machine.pins else machine.used[current_device])
+    if known and machine.pins:
+        machine.pinned -= nbytes
+    elif known:
         machine.used[current_device] -= nbytes
         shared_close(machine.exported, address, True)
     spin_unlock(&machine.lock)
@@ -109,7 +114,7 @@ cdef int _free(void* context, uint64_t address, uint64_t nbytes) noexcept nogil:
 cdef int _memory_info(void* context, uint64_t* free, uint64_t* total) noexcept nogil:
     cdef FakeCuda* machine = <FakeCuda*> context
     total[0] = machine.capacity
-    free[0] = machine.capacity - machine.used[current_device]
+    free[0] = machine.capacity - (machine.pinned if machine.pins else machine.used[current_device])
     return STATUS_OK
 
 
@@ -316,14 +321,19 @@ cdef int _access_set(void* context, uint64_t address, uint64_t nbytes, int devic
 
 
 cdef class FakeCudaDriver(StreamedDriver):
-    """A machine of `devices` devices with `capacity` bytes each."""
+    """A machine of `devices` devices with `capacity` bytes each, and a host with as many.
 
-    def __cinit__(self, uint64_t capacity, int devices=1):
+    With `pins` it gives the host's memory, as the driver of pinned memory does; managed memory and that of the driver's
+    own pool count as the device's.
+    """
+
+    def __cinit__(self, uint64_t capacity, int devices=1, *, bint pins=False):
         if not 1 <= devices <= FAKE_DEVICES:
             raise ValueError(f"a fake machine has 1 to {FAKE_DEVICES} devices, not {devices}")
         self.machine.devices = devices
         self.machine.capacity = capacity
         self.machine.file = -1
+        self.machine.pins = pins
         self.context = &self.machine
         self.give_streams(&self.machine.streams)
         self.table.malloc = _malloc
@@ -364,6 +374,11 @@ cdef class FakeCudaDriver(StreamedDriver):
     def used(self, int device=0):
         """Bytes that are out on a device."""
         return self.machine.used[device]
+
+    @property
+    def pinned(self):
+        """Bytes of the host that are out."""
+        return self.machine.pinned
 
     @property
     def current_device(self):

@@ -112,7 +112,7 @@ cdef int _free(void* context, uint64_t address, uint64_t nbytes) noexcept nogil:
     return host_unmap(address, nbytes)
 
 
-cdef int _memory_info(void* context, uint64_t* free, uint64_t* total) noexcept nogil:
+cdef int host_memory_info(void* context, uint64_t* free, uint64_t* total) noexcept nogil:
     cdef uint64_t page = sysconf(_SC_PAGESIZE)
     free[0] = page * <uint64_t> sysconf(_SC_AVPHYS_PAGES)
     total[0] = page * <uint64_t> sysconf(_SC_PHYS_PAGES)
@@ -141,7 +141,7 @@ cdef class HostDriver(StreamedDriver):
         self.give_streams(&self.head)
         self.table.malloc = _malloc
         self.table.free = _free
-        self.table.memory_info = _memory_info
+        self.table.memory_info = host_memory_info
         self.table.device_count = one_device_count
         self.table.get_device = one_device_get
         self.table.set_device = one_device_set

@@ -37,6 +37,7 @@ cdef class Lender:
     cdef int take_back(self, uint64_t address, stream) except -1
     cdef int take_back_on(self, uint64_t address, int slot) except -1
     cdef release_idle(self, uint64_t keep, uint64_t* released)
+    cdef release_slices(self, uint64_t keep, uint64_t deadline, uint64_t* released, bint* late)
     cdef void after_free(self) noexcept
     cdef uint64_t base_of(self, uint64_t address) except? 0
     cdef bint holds(self, uint64_t address) noexcept

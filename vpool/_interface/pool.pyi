@@ -24,6 +24,7 @@ class Pool(Upkeep):
         rounding: SupportsIndex = 256,
         minimum_remainder: SupportsIndex = 256,
         maintain_every: float | None = None,
+        trim_marks: tuple[int | str, int | str] | None = None,
         captures: bool = True,
         debug: str | Iterable[str] | None = None,
         plan: Plan | str | PathLike[str] | None = None,

@@ -15,6 +15,8 @@ cdef struct FakeCuda:
     int devices
     uint64_t capacity             # bytes of each device
     uint64_t used[FAKE_DEVICES]
+    uint64_t pinned               # bytes of the host
+    bint pins                     # memory is the host's, and no device's
     Shared exported[<int> MOST_SHARED]
     Shared opened[<int> MOST_SHARED]
     VirtualMemory memory

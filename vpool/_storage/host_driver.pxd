@@ -11,6 +11,7 @@ cdef class HostDriver(StreamedDriver):
 cdef const char* status_name(int status) noexcept nogil
 cdef int host_map(uint64_t* address, uint64_t nbytes) noexcept nogil
 cdef int host_unmap(uint64_t address, uint64_t nbytes) noexcept nogil
+cdef int host_memory_info(void* context, uint64_t* free, uint64_t* total) noexcept nogil
 cdef int host_fill(void* context, uint64_t address, uint32_t word, uint64_t words) noexcept nogil
 cdef int host_read(void* context, void* host, uint64_t address, uint64_t nbytes) noexcept nogil
 cdef int host_write(void* context, uint64_t address, const void* host, uint64_t nbytes) noexcept nogil
