@@ -34,7 +34,8 @@ def child():
         'empty': lambda: pool.empty(100), 'empty on a stream': lambda: pool.empty(100, stream=object()),
         'record a stream': lambda: pool.record_stream(ptr, 5), 'record a buffer': lambda: buffer.record_stream(5),
         'forget': lambda: pool.forget_stream(5), 'on_pressure': lambda: pool.on_pressure(print),
-        'ladder': lambda: pool.ladder, 'crossings': lambda: pool.crossings, 'stats': lambda: pool.stats,
+        'ladder': lambda: pool.ladder, 'planned': lambda: pool.planned, 'crossings': lambda: pool.crossings,
+        'stats': lambda: pool.stats,
         'core_share': lambda: pool.core_share, 'inspect': pool.inspect, 'apply': lambda: pool.apply(vpool.Dynamic()),
         'set_limit': lambda: pool.set_limit('32MiB'), 'maintain': pool.maintain, 'coalesce': pool.coalesce,
         'leaks': pool.leaks, 'snapshot': pool.snapshot, 'memory_info': pool.memory_info,
@@ -86,7 +87,7 @@ def test_fork_after_first_use(times):
 def test_every_public_name_is_tried_in_a_child():
     """A method that is added has to say what it does there."""
     silent = {"close", "deallocate"}
-    of_any_process = {"closed", "debug", "device", "forked", "name", "source", "strategy", "from_policy"}
+    of_any_process = {"closed", "debug", "device", "forked", "name", "source", "strategy", "plan", "from_policy"}
     names = {name for name in dir(vpool.Pool) if not name.startswith("_")} - silent - of_any_process
     tried = {name for name in names if re.search(rf"\bpool\.{name}\b", FIRST_USE)}
     assert names - tried == set()

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 
-import prometheus_client
 import pytest
 
 import vpool
@@ -19,6 +18,8 @@ from tests.helpers.pools import simulated_pool
 from vpool import live
 from vpool.commands import main
 from vpool.commands.top import render
+
+prometheus_client = pytest.importorskip("prometheus_client")
 
 
 @pytest.fixture(autouse=True)
@@ -298,7 +299,7 @@ class TestNvtx:
     @pytest.fixture
     def tool(self, monkeypatch):
         """What a profiler would see: a list of calls."""
-        import nvtx
+        nvtx = pytest.importorskip("nvtx")
 
         calls = []
 
@@ -355,6 +356,7 @@ class TestNvtx:
         assert [call[0] for call in tool] == ["start", "sample", "end", "sample"]
 
     def test_with_the_package_and_without_a_tool(self):
+        pytest.importorskip("nvtx")
         with vpool.Pool(source="simulated", debug="nvtx") as pool:
             pool.empty(1000).close()
 

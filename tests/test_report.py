@@ -3,13 +3,14 @@
 import json
 import sys
 
-import jsonschema
 import numpy as np
 import pytest
 
 import vpool
 from tests.helpers.pools import GIB, GRANULE, KIB, MIB, host_pool, simulated_pool
 from vpool.report import BLOCK_DTYPE
+
+jsonschema = pytest.importorskip("jsonschema")
 
 SEGMENT = 16 * MIB
 WIDEST_LINE = 100

@@ -115,6 +115,7 @@ def test_a_long_simulated_soak():
 
 SIGNALS = """
 import random, signal, sys, threading, time
+import numpy.ma                   # later, and an interrupt might leave its file open
 import vpool
 
 class Interrupted(BaseException): pass

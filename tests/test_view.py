@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 
 import vpool
-from tests.helpers.browser import Page, browser
 from tests.helpers.traces import FOLDER, SMALL, made, recorded
 from vpool.commands import main
 from vpool.moments import moment
 from vpool.pages import page_of_snapshot, page_of_trace
 from vpool.placing import placed
+
+pytest.importorskip("selenium")
+from tests.helpers.browser import Page, browser
 
 ENTER, LEFT, RIGHT, END = "\ue007", "\ue012", "\ue014", "\ue010"
 

@@ -3,7 +3,6 @@
 import itertools
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -184,6 +183,8 @@ class _Planner:
         if self.peak <= self.enough or seconds == 0 or self._pairs() > _MOST_PAIRS:
             return
         search = _Restarts(self, random)
+        from concurrent.futures import ThreadPoolExecutor  # refuses once the interpreter ends, where vpool does not
+
         with ThreadPoolExecutor(min(workers, _TASKS)) as threads:
             left = seconds
             while self.peak > max(self.enough, search.least) and left > 0:

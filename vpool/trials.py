@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -94,6 +93,8 @@ def on_threads(workers=None):
     A replay runs without the GIL, so threads are as good as processes here, need no copy of the traces, and
     neither fork a process that uses CUDA nor import the caller's script anew.
     """
+    from concurrent.futures import ThreadPoolExecutor  # refuses once the interpreter ends, where vpool does not
+
     with ThreadPoolExecutor(workers or len(os.sched_getaffinity(0)), "vpool-tune") as pool:
         try:
             yield lambda workload, texts: list(pool.map(workload.measure_text, texts))
