@@ -283,6 +283,16 @@ class TestShortage:
         rows = {row.kind: row for row in caught.value.shortage.separators}
         assert (rows["tag"].name, rows["requested"].name) == ("kv-cache", 256 * MIB)
 
+    def test_where_memory_moves_it_succeeds(self):
+        size = 8 * GIB
+        with vpool.Pool(vpool.Dynamic(limit=size), source=vpool.sources.SimulatedVmm(size)) as pool:
+            ptrs = [pool.allocate(256 * MIB) for _ in range(32)]
+            for ptr in ptrs[::2]:
+                pool.deallocate(ptr)
+            found = vpool.defrag.report(pool.snapshot())
+            assert found.largest_free_bytes < 3 * GIB <= found.at_once["movable_bytes"]
+            assert pool.allocate(3 * GIB)
+
     def test_sites_are_named_where_they_are_known(self):
         with vpool.Pool(vpool.Dynamic(initial="1MiB", limit="1MiB"), source="host", debug="sites") as pool:
             ptrs = [pool.allocate(64 * KIB) for _ in range(16)]

@@ -85,6 +85,23 @@ class TestReasons:
             driver.destroy_graph(graph)
 
 
+@pytest.mark.parametrize("source", ["simulated", "simulated-vmm", "host"])
+def test_reasons_add_up(source):
+    """Whatever the source, and however much time there is."""
+    with vpool.Pool(vpool.Dynamic(initial=0, growth=MIB), source=source) as pool:
+        ptrs = [pool.allocate((number % 7 + 1) * 5 * MIB + 300) for number in range(20)]
+        for ptr in ptrs[::2] + ptrs[1::4]:
+            pool.deallocate(ptr)
+        total = 0
+        for budget in (0, 1e-5, 1, None):
+            before = pool.stats.reserved_bytes
+            trimmed = pool.trim(budget=budget)
+            assert trimmed == before - pool.stats.reserved_bytes
+            check(pool, trimmed)
+            total += trimmed
+        assert total > 0
+
+
 class TestBudget:
     def test_no_time(self):
         pool, (ptr,) = segments([4 * MIB])

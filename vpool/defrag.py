@@ -221,7 +221,7 @@ class Defrag:
         beside = sum(wall.nbytes - wall.fixed_bytes for wall in self.walls)
         lines.append(
             f"kept apart within segments by {blocks:,} live blocks of {format_bytes(beside)} in "
-            f"{len(self.walls):,} places"
+            f"{sum(wall.blocks > 0 for wall in self.walls):,} places"
         )
         for kind in KINDS:
             lines += _table_of(kind, self.separators, ("free beside", "largest without"))
