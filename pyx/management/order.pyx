@@ -78,7 +78,18 @@ cdef bint order_reachable(Source source, Slot* slot) noexcept nogil:
     with the device.
     """
     cdef int capture
+    if not source.checks_handles:
+        return not _out_of_reach(source, slot)    # without a call to the driver
     return order_reach(source, slot, &capture) != STATUS_INVALID_HANDLE
+
+
+cdef bint _out_of_reach(Source source, Slot* slot) noexcept nogil:
+    """Whether the slot's stream is known to be gone, or is not known to exist."""
+    if slot.thread:
+        return slot.thread != thread_number()
+    if slot.unique_id == 0:
+        return False
+    return atomic_read(slot.gone) or not source.checks_handles and slot.held <= 0 and not slot.asking
 
 
 cdef int order_reach(Source source, Slot* slot, int* capture) noexcept nogil:
@@ -87,10 +98,7 @@ cdef int order_reach(Source source, Slot* slot, int* capture) noexcept nogil:
     cdef int asked, status
     cdef bint by_id = source.checks_handles and slot.unique_id != 0 and slot.thread == 0
     capture[0] = CAPTURE_NONE
-    if slot.thread:
-        if slot.thread != thread_number():
-            return STATUS_INVALID_HANDLE
-    elif slot.unique_id and (atomic_read(slot.gone) or not by_id and slot.held <= 0 and not slot.asking):
+    if _out_of_reach(source, slot):
         return STATUS_INVALID_HANDLE
     asked = source.ask_capture(slot.stream, capture)
     if not by_id or asked == STATUS_OK and capture[0] != CAPTURE_NONE:

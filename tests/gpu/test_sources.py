@@ -106,7 +106,7 @@ class TestEach:
         small = vpool.Trace(
             op=trace.op,
             id=trace.number,
-            bytes=-(-trace.bytes // scale),
+            bytes=(trace.bytes + (scale - 1)) // scale,
             stream=trace.stream,
             t_us=trace.t_us,
         )
