@@ -45,7 +45,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=10)
     options = parser.parse_args()
-    options.threads, options.seed = 4, 1
+    options.threads, options.seed, options.debug = 4, 1, ""
     faulthandler.dump_traceback_later(options.seconds + GRACE, exit=True)
     sys.setswitchinterval(1e-4)
     replays()
