@@ -277,4 +277,4 @@ def _shown(name, kind):
         return "none" if kind == "tag" else "not known"
     if kind == "requested":
         return f"{name:,}"
-    return name if len(name) <= _NAMES_OF_ROWS else f"...{name[3 - _NAMES_OF_ROWS :]}"
+    return shortened(name, _NAMES_OF_ROWS)
