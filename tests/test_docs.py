@@ -82,6 +82,17 @@ def test_examples_of_pages(page):
     assert not failed
 
 
+def test_pages_import_what_they_use():
+    """A doctest finds also what other tests imported; who follows a page has that page alone."""
+    code = "import vpool; print(*dir(vpool))"
+    there = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
+    for path in DOCS.glob("*.rst"):
+        lines = re.findall(r"^ *(?:>>>|\.\.\.) (.*)", path.read_text(), re.MULTILINE)
+        imported = set(re.findall(r"^(?:import|from) vpool\.(\w+)", "\n".join(lines), re.MULTILINE))
+        used = {name for line in lines for name in re.findall(r"(?<![\w.])vpool\.(\w+)", line)}
+        assert used <= there | imported, path.name
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_examples_of_docstrings(module):
     assert not doctest.testmod(importlib.import_module(module), verbose=False).failed

@@ -5,10 +5,13 @@ import json
 import os
 import pickle
 import random
+import re
 import struct
 import time
 import tracemalloc
+import zipfile
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -361,10 +364,37 @@ class TestHostileText:
 
     @pytest.mark.parametrize("line", [b"x" * 100, b"1 0x10 5 0", b" ", b""])
     def test_a_gzip_bomb(self, line, monkeypatch):
-        monkeypatch.setattr("vpool.formats.source._BOMB_BYTES", MIB)
+        monkeypatch.setattr("vpool.formats.source.BOMB_BYTES", MIB)
         packed = gzip.compress((line + b"\n") * (2 * MIB // (len(line) + 1)))
         assert len(packed) < MIB // 100
         assert memory_of(lambda: assert_refused(packed, "grows without end")) < 12 * MIB
+
+    @pytest.mark.parametrize("load", [vpool.Trace.load, vpool.Snapshot.load, vpool.Plan.load])
+    def test_an_archive_that_fills_the_memory(self, load, tmp_path):
+        path = tmp_path / "small.npz"
+        np.savez_compressed(path, kind={vpool.Snapshot: "vpool snapshot", vpool.Plan: "plan"}.get(load.__self__, ""))
+        with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+            for name in ("op", "id", "segments", "offsets"):
+                with archive.open(f"{name}.npy", "w") as member:
+                    np.lib.format.write_array_header_1_0(
+                        member, {"descr": "|u1", "fortran_order": False, "shape": (32 * MIB,)}
+                    )
+                    for _ in range(32):
+                        member.write(bytes(MIB))
+
+        honest = path.read_bytes()
+        # The size that it says its data has, in the entry of each member at its end.
+        boastful = re.sub(rb"(PK\x01\x02.{16}).{4}", lambda entry: entry[1] + b"\0\0\0\x70", honest, flags=re.DOTALL)
+        assert len(honest) == len(boastful)
+        assert honest != boastful
+
+        def refused():
+            with pytest.raises(vpool.FormatError, match=r"an archive of \d+ bytes that grows to \d+"):
+                load(path)
+
+        for written in (honest, boastful):
+            path.write_bytes(written)
+            assert memory_of(refused) < MIB
 
     def test_trailing_bytes_after_compressed_data(self):
         assert_refused(gzip.compress(content("rmm_csv/format_modern_min.csv")) + b"more", "damaged gzip data")

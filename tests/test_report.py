@@ -1,5 +1,6 @@
 """The report: its figures against states made by hand, and its forms."""
 
+import html
 import json
 import sys
 
@@ -86,6 +87,13 @@ class TestFigures:
     def test_unusable_bytes(self, full, nbytes, pieces):
         report = full.inspect()
         assert report.unusable_bytes(nbytes) == (0, HOLE, report.free_bytes)[pieces]
+
+    def test_unusable_bytes_takes_sizes_alone(self, full):
+        report = full.inspect()
+        assert report.unusable_bytes(f"{HOLE + 1}B") == HOLE
+        for wrong, error in ((-1, ValueError), (1.5, TypeError), ("much", ValueError)):
+            with pytest.raises(error):
+                report.unusable_bytes(wrong)
 
     def test_an_empty_pool(self, pool):
         report = pool.inspect()
@@ -266,6 +274,19 @@ class TestForms:
         assert max(map(len, lines)) <= WIDEST_LINE
         for word in ("reserved", "allocated", "requested", "free", "utilization", "source calls"):
             assert any(word in line for line in lines)
+
+    def test_long_names_are_told_apart(self):
+        with simulated_pool(name="y" * 100 + "/7") as pool:
+            for layer in (30, 31):
+                with vpool.tag("serve/kv-cache/of-a-model-with-a-long-name/layer-" + str(layer)):
+                    pool.allocate(1000)
+            report = pool.inspect()
+        lines = str(report).splitlines()
+        assert max(map(len, lines)) <= WIDEST_LINE
+        assert "yyy/7'" in lines[0]
+        for name in ("layer-30'", "layer-31'"):
+            assert sum(name in line for line in lines) == 1
+            assert name in html.unescape(report._repr_html_())
 
     def test_html_is_escaped(self):
         with simulated_pool(name="<script>") as pool:

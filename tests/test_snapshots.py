@@ -255,7 +255,15 @@ class TestExplain:
         assert "'under test'" in str(found)
 
     @pytest.mark.parametrize(
-        ("what", "error"), [(True, TypeError), ("0x10", ValueError), (-1, ValueError), (2**64, ValueError)]
+        ("what", "error"),
+        [
+            (True, TypeError),
+            ("0x10", TypeError),
+            ("16", TypeError),
+            (16.5, TypeError),
+            (-1, ValueError),
+            (2**64, ValueError),
+        ],
     )
     def test_what_is_no_address(self, what, error):
         with pytest.raises(error):

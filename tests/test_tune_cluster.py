@@ -1,5 +1,6 @@
 """Tuning on Dask: the same results from other processes, also where one of them dies."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -92,6 +93,15 @@ def test_nobody_at_the_address(monkeypatch):
     monkeypatch.setattr("vpool.cluster._CONNECT", "1s")
     with pytest.raises(vpool.Error, match=r"tcp://127\.0\.0\.1:9 cannot be reached"):
         vpool.tune(made(*SMALL), trials=4, scheduler="tcp://127.0.0.1:9")
+
+
+@pytest.mark.parametrize("address", ["nowhere", "tcp://nowhere", "gopher://here:1", "here:port", ""])
+def test_what_is_no_address(address):
+    begin = time.monotonic()
+    with pytest.raises(vpool.Error, match=f"the scheduler at {address} cannot be reached: "):
+        vpool.tune(made(*SMALL), trials=4, scheduler=address)
+    gc.collect()  # a client that is left over would wait
+    assert time.monotonic() - begin < 10
 
 
 def test_no_worker():

@@ -8,7 +8,7 @@ from vpool.compaction import FREE, Move, areas_of
 from vpool.separators import separators_of, walls_of
 from vpool.sizes import format_bytes, parse_size
 from vpool.snapshot import Snapshot
-from vpool.tables import table
+from vpool.tables import shortened, table
 
 __all__ = ["Compaction", "Defrag", "Holder", "report"]
 
@@ -362,4 +362,4 @@ def _shown(kind, name):
         return "none" if kind == "tag" else "not known"
     if kind == "requested":
         return f"{name:,}"
-    return name if len(name) <= _NAMES else f"...{name[3 - _NAMES :]}"
+    return shortened(name, _NAMES)

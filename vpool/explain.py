@@ -117,7 +117,7 @@ def explain(ptr):
 
     Notes
     -----
-    O(blocks) of the pool that has the address.
+    O(blocks) of the pools that are looked through, until one has the address.
 
     Examples
     --------
@@ -130,7 +130,7 @@ def explain(ptr):
     """
     if isinstance(ptr, bool):
         raise TypeError("an address must not be a bool")
-    address = operator.index(ptr) if hasattr(ptr, "__index__") else int(getattr(ptr, "ptr", ptr))
+    address = operator.index(ptr if hasattr(ptr, "__index__") else getattr(ptr, "ptr", ptr))
     if not 0 <= address < 2**64:
         raise ValueError(f"{address} is no address")
     pools = [pool for pool in pools_and_closed() if not pool.forked]

@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from vpool.errors import FormatError
+from vpool.formats.npz import arrays_of
 from vpool.sizes import MAX_SIZE, format_bytes
 
 __all__ = [
@@ -344,8 +345,8 @@ def with_plan(numbers, plan):
 
 def _contents(file):
     """The parameters of a `Plan`, from a file."""
-    loaded = np.load(file, allow_pickle=False)
-    if not isinstance(loaded, np.lib.npyio.NpzFile) or "kind" not in loaded or str(loaded["kind"]) != _KIND:
+    loaded = arrays_of(file)
+    if loaded is None or "kind" not in loaded or str(loaded["kind"]) != _KIND:
         raise FormatError("not a plan's file")
     version = _integer(loaded, "format_version")
     if version < 1:

@@ -4,6 +4,7 @@ import html
 import textwrap
 
 from vpool.sizes import format_bytes
+from vpool.tables import shortened
 
 __all__ = ["as_html", "as_text"]
 
@@ -46,8 +47,7 @@ def as_html(report):
 
 def _title(report):
     limit = "no limit" if report.limit_bytes >= 2**62 else f"limit {format_bytes(report.limit_bytes)}"
-    name = textwrap.shorten(report.name, 40)
-    return f"pool {name!r} on source {report.source!r}, device {report.device}, {limit}"
+    return f"pool {shortened(report.name, 40)!r} on source {report.source!r}, device {report.device}, {limit}"
 
 
 def _figures(report):
@@ -119,7 +119,7 @@ def _tables(report):
                 report.tags,
                 lambda row: row["live_bytes"],
                 lambda row: (
-                    "none" if row["tag"] is None else textwrap.shorten(repr(row["tag"]), 30),
+                    "none" if row["tag"] is None else shortened(repr(row["tag"]), 30),
                     row["live_blocks"],
                     format_bytes(row["live_bytes"]),
                     *("" if row[name] is None else format_bytes(row[name]) for name in ("peak_bytes", "limit_bytes")),

@@ -9,7 +9,7 @@ import numpy as np
 from vpool.advice import advice
 from vpool.plots import draw
 from vpool.rendering import as_html, as_text
-from vpool.sizes import format_bytes
+from vpool.sizes import format_bytes, parse_size
 from vpool.streams import stream_handle
 
 __all__ = ["BLOCK_DTYPE", "SEGMENT_DTYPE", "Report", "SizeClass", "schema"]
@@ -294,7 +294,8 @@ class Report:
         return longest if longest >= self.core["smallest"] else 0
 
     def unusable_bytes(self, nbytes):
-        """Free bytes in pieces too small for a request of `nbytes`."""
+        """Free bytes in pieces too small for a request of `nbytes`, an integer or a string such as ``"2MiB"``."""
+        nbytes = parse_size(nbytes, "nbytes")
         return _total(self._free[self._free["nbytes"] < nbytes])
 
     def to_dict(self):

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from vpool.errors import FormatError
+from vpool.formats.npz import arrays_of
 from vpool.report import BLOCK_DTYPE, SEGMENT_DTYPE, Report
 from vpool.sizes import format_bytes
-from vpool.tables import table
+from vpool.tables import shortened, table
 
 __all__ = ["FORMAT_VERSION", "SNAPSHOT_DTYPE", "Snapshot", "SnapshotDiff"]
 
@@ -123,8 +124,8 @@ class Snapshot:
 
     @classmethod
     def _read(cls, file):
-        loaded = np.load(file, allow_pickle=False)
-        if not isinstance(loaded, np.lib.npyio.NpzFile) or "kind" not in loaded or str(loaded["kind"]) != KIND:
+        loaded = arrays_of(file)
+        if loaded is None or "kind" not in loaded or str(loaded["kind"]) != KIND:
             raise FormatError("no snapshot of a pool")
         version = loaded["format_version"]
         if version.shape or version.dtype.kind not in "iu" or version < 1:
@@ -276,4 +277,4 @@ def _shown(name, kind):
         return "none" if kind == "tag" else "not known"
     if kind == "requested":
         return f"{name:,}"
-    return name if len(name) <= _NAMES_OF_ROWS else f"...{name[3 - _NAMES_OF_ROWS :]}"
+    return shortened(name, _NAMES_OF_ROWS)

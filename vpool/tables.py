@@ -1,6 +1,11 @@
 """Tables of plain text."""
 
-__all__ = ["table"]
+__all__ = ["shortened", "table"]
+
+
+def shortened(name, most):
+    """A name of at most so many characters: of a longer one its end, where paths and numbers differ."""
+    return name if len(name) <= most else f"...{name[3 - most :]}"
 
 
 def table(header, rows):

@@ -1,14 +1,16 @@
 """vpool's own form: arrays in an ``.npz`` archive."""
 
 import io
+import zipfile
 from typing import Any
 
 import numpy as np
 
 from vpool.details import Details
 from vpool.errors import FormatError
+from vpool.formats.source import BOMB_BYTES, BOMB_RATIO
 
-__all__ = ["ARRAYS", "FORMAT_VERSION", "read", "write"]
+__all__ = ["ARRAYS", "FORMAT_VERSION", "arrays_of", "read", "write"]
 
 FORMAT_VERSION = 1
 ARRAYS = {"op": "u1", "id": "u4", "bytes": "u8", "stream": "u2", "t_us": "i8"}
@@ -25,10 +27,31 @@ def read(source, device=None):
         raise FormatError(f"not a readable .npz file: {type(reason).__name__}: {reason}") from None
 
 
-def _arrays(file):
+def arrays_of(file):
+    """An archive whose arrays can be read by name, each when it is asked for; None for a file of another kind.
+
+    Raises
+    ------
+    FormatError
+        For an archive that was made to fill the memory.
+    """
     # Plain arrays only: an object array would run code on loading.
     loaded = np.load(file, allow_pickle=False)
     if not isinstance(loaded, np.lib.npyio.NpzFile):
+        return None
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+    # All together: a single array of an honest file may be the same number all along.
+    whole, packed = sum(one.file_size for one in members), sum(one.compress_size for one in members)
+    packed = min(packed, file.seek(0, io.SEEK_END))  # an archive may say what it likes
+    if whole > BOMB_BYTES and whole > BOMB_RATIO * packed:
+        raise FormatError(f"an archive of {packed} bytes that grows to {whole}")
+    return loaded
+
+
+def _arrays(file):
+    loaded = arrays_of(file)
+    if loaded is None:
         raise FormatError("one array, not a trace of several")
     version = loaded["format_version"] if "format_version" in loaded else np.array(FORMAT_VERSION)
     if version.shape or version.dtype.kind not in "iu" or version < 1:

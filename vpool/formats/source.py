@@ -6,12 +6,12 @@ import zlib
 
 from vpool.errors import FormatError
 
-__all__ = ["Cut", "Source"]
+__all__ = ["BOMB_BYTES", "BOMB_RATIO", "Cut", "Source"]
 
 _PIECE = 1 << 18
 _LONGEST_LINE = 1 << 20
 # What text compresses to stays far below this; what exceeds it was made to fill memory or disks.
-_BOMB_RATIO, _BOMB_BYTES = 250, 1 << 26
+BOMB_RATIO, BOMB_BYTES = 250, 1 << 26
 
 
 class Cut(Exception):
@@ -60,7 +60,7 @@ class Source:
         except (zlib.error, gzip.BadGzipFile) as reason:
             raise FormatError(f"byte {self.offset} of the content: damaged gzip data: {reason}") from None
         self.offset += len(piece)
-        if self.compressed and self.offset > _BOMB_BYTES and self.offset > _BOMB_RATIO * self._file.tell():
+        if self.compressed and self.offset > BOMB_BYTES and self.offset > BOMB_RATIO * self._file.tell():
             raise FormatError(f"byte {self.offset} of the content: gzip data that grows without end")
         return piece
 
