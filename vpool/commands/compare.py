@@ -1,6 +1,6 @@
 """``vpool compare``."""
 
-from vpool.commands.console import progress
+from vpool.commands.console import expect_output, progress
 from vpool.commands.replay import size
 from vpool.compare import STRATEGIES, compare
 from vpool.errors import Error
@@ -22,6 +22,7 @@ def prepare(parser):
 
 
 def run(args):
+    expect_output(args.plot, *args.traces)
     figure = _figure() if args.plot else None
     with progress("comparing") as show:
         result = compare(args.traces, args.strategy, args.capacity, peers=not args.no_peers, progress=show)

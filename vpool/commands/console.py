@@ -1,11 +1,43 @@
-"""What commands share: progress on a terminal, and tables of plain text."""
+"""What commands share: files to write, progress on a terminal, and tables of plain text."""
 
 import contextlib
+import errno
+import os
 import sys
 
 from vpool.tables import table
 
-__all__ = ["progress", "show_tables", "table"]
+__all__ = ["expect_output", "progress", "show_tables", "table"]
+
+
+def expect_output(path, *inputs):
+    """Before anything takes time: a file can be written, and is none of those that are read.
+
+    Raises
+    ------
+    ValueError
+        For a file that is read: what is written lacks what only that had, and a write that fails would leave neither.
+    OSError
+        Where there is no folder for it, or no permission.
+    """
+    if path is None:
+        return
+    reason = None
+    if os.path.exists(path):
+        if any(os.path.exists(one) and os.path.samefile(one, path) for one in inputs):
+            raise ValueError(f"{path} is the file to read: name another one to write")
+        if os.path.isdir(path):
+            reason = errno.EISDIR
+        elif not os.access(path, os.W_OK):
+            reason = errno.EACCES
+    else:
+        folder = os.path.dirname(path) or os.curdir
+        if not os.path.isdir(folder):
+            reason = errno.ENOENT
+        elif not os.access(folder, os.W_OK):
+            reason = errno.EACCES
+    if reason is not None:
+        raise OSError(reason, os.strerror(reason), path)
 
 
 @contextlib.contextmanager

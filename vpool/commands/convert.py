@@ -1,9 +1,9 @@
 """``vpool convert``."""
 
 import argparse
-import os
 import sys
 
+from vpool.commands.console import expect_output
 from vpool.formats.writers import FORMATS, by_suffix
 from vpool.placing import placed
 from vpool.trace import Trace
@@ -56,9 +56,7 @@ def run(args):
     form = args.to or by_suffix(args.out)
     if form is None:
         raise ValueError(f"the ending of {args.out} means no format; name one with --to: {', '.join(FORMATS)}")
-    if os.path.exists(args.out) and os.path.samefile(args.trace, args.out):
-        # A trace lacks what only the file had, and a write that fails would leave neither.
-        raise ValueError(f"{args.out} is the file to read: name another one to write")
+    expect_output(args.out, args.trace)
     trace = Trace.load(args.trace, args.device)
     if args.events:
         trace = trace.part(*args.events)

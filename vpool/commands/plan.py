@@ -2,9 +2,8 @@
 
 import argparse
 import math
-import os
 
-from vpool.commands.console import progress
+from vpool.commands.console import expect_output, progress
 from vpool.commands.replay import count, size
 from vpool.plan import SECONDS, plan
 from vpool.trace import Trace
@@ -52,8 +51,7 @@ def prepare(parser):
 
 
 def run(args):
-    if args.output and os.path.exists(args.output) and os.path.samefile(args.trace, args.output):
-        raise ValueError(f"{args.output} is the file to read: name another one to write")
+    expect_output(args.output, args.trace)
     trace = Trace.load(args.trace, args.device)
     with progress("planning") as show:
         found = plan(

@@ -1,6 +1,6 @@
 """``vpool tune``."""
 
-from vpool.commands.console import progress, show_tables
+from vpool.commands.console import expect_output, progress, show_tables
 from vpool.commands.replay import count, size
 from vpool.errors import Error
 from vpool.tuning import OBJECTIVES, TRIALS, tune
@@ -33,6 +33,8 @@ def prepare(parser):
 
 
 def run(args):
+    expect_output(args.output, *args.traces)
+    expect_output(args.plot, *args.traces)
     if args.plot:
         _check_plot()
     with progress("tuning") as show:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from vpool.commands.console import expect_output
 from vpool.commands.inspect import is_snapshot
 from vpool.commands.replay import size
 from vpool.pages import page_of_snapshot, page_of_trace
@@ -27,6 +28,7 @@ def prepare(parser):
 
 
 def run(args):
+    expect_output(args.out, args.file)
     title = Path(args.file).name
     notes: list[str] = []
     if is_snapshot(args.file):
