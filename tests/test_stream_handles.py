@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 import weakref
 
 import pytest
@@ -87,6 +88,82 @@ def test_a_forgotten_stream_needs_no_wait_for_the_device(pool):
     assert pool.allocate(CAPACITY, other) == ptr
     assert (pool.crossings["waits"], pool.crossings["drains"]) == (1, 0)
     assert driver.calls_on_dead_streams == 0
+
+
+def test_a_stream_is_not_touched_by_what_happens_while_its_object_is_finalised(pool):
+    """A finaliser comes before the weak references are cleared: what tells of the death is too late."""
+    driver = pool.source.driver
+    other = Stream(driver)
+    served = []
+
+    class Busy(Stream):
+        def __del__(self):
+            super().__del__()
+            served.append(pool.allocate(CAPACITY, other))
+
+    one = Busy(driver)
+    ptr = fill_and_free(pool, one)
+    del one
+    pool.trim()
+    assert served == [ptr]
+    assert driver.calls_on_dead_streams == 0
+
+
+def test_a_stream_is_not_destroyed_while_another_thread_names_it(pool):
+    driver = pool.source.driver
+    one, other = Stream(driver), Stream(driver)
+    fill_and_free(pool, one)
+    driver.delay_records(0.3)
+    begun = driver.calls()["event_record"][0]
+    thread = threading.Thread(target=pool.allocate, args=(CAPACITY, other))
+    thread.start()
+    while driver.calls()["event_record"][0] == begun:
+        time.sleep(0.001)
+    del one
+    pool.trim()
+    thread.join()
+    assert driver.calls_on_dead_streams == 0
+
+
+def test_an_object_that_nobody_else_has_goes_with_the_next_call_that_looks(pool):
+    gone = []
+    stream = Stream(pool.source.driver)
+    weakref.finalize(stream, gone.append, True)
+    pool.deallocate(pool.allocate(100, stream))
+    del stream
+    pool.trim()
+    assert gone
+
+
+def test_a_pool_keeps_few_objects_that_refer_to_themselves(pool):
+    """Nothing tells that nobody else has these, so the eldest go, and their streams count as known by number alone."""
+    driver = pool.source.driver
+    alive = []
+    for _ in range(200):
+        stream = Stream(driver)
+        stream.me = stream
+        alive.append(weakref.ref(stream))
+        pool.deallocate(pool.allocate(100, stream))
+    del stream
+    gc.collect()
+    kept = sum(reference() is not None for reference in alive)
+    assert 0 < kept <= 64
+    pool.allocate(CAPACITY)
+    assert driver.calls_on_dead_streams == 0
+
+
+def test_a_stream_whose_object_was_let_go_of_is_held_again_when_it_is_named(pool):
+    driver = pool.source.driver
+    one = Stream(driver)
+    fill_and_free(pool, one)
+    many = [Stream(driver) for _ in range(100)]
+    for stream in many:
+        pool.deallocate(pool.allocate(256, stream))
+    ptr = fill_and_free(pool, one)
+    before = pool.crossings
+    assert pool.allocate(CAPACITY, many[-1]) == ptr
+    assert pool.crossings["waits"] == before["waits"] + 1
+    assert pool.crossings["drains"] == before["drains"]
 
 
 def test_a_stream_that_dies_in_a_cycle_with_its_pool():

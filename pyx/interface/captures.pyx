@@ -5,7 +5,6 @@ captures stands for a slot of its own, one for each capture: what was freed ther
 alone, until the capture is released or its graph, and all that was made of it, are gone.
 """
 import threading
-import weakref
 
 cimport cython
 from libc.stdint cimport uint64_t
@@ -84,14 +83,6 @@ cdef _watch(Areas areas, uint64_t graph):
     return watched
 
 
-def _reference(stream):
-    """A weak reference to a stream object, or None."""
-    try:
-        return None if isinstance(stream, (int, str)) else weakref.ref(stream)
-    except TypeError:
-        return None
-
-
 cdef bint _is_gone(watched):
     return watched is not None and atomic_read((<_Watched> watched).watch.gone) != 0
 
@@ -142,7 +133,7 @@ cdef class CaptureTable:
                 (<Capture> capture).slots[handle, thread] = slot
             if self.capturing.get((handle, thread), (0,))[0] != id:
                 self.is_over(handle, thread)
-                self.capturing[handle, thread] = (id, _reference(stream))
+                self.capturing[handle, thread] = (id, None if isinstance(stream, (int, str)) else stream)
                 self.believed += 1
                 captures_count(1)
         return slot
@@ -170,8 +161,7 @@ cdef class CaptureTable:
         cdef uint64_t handle
         cdef int state, status
         for stream, known in list(self.capturing.items()):
-            kept = None if known[1] is None else known[1]()
-            if kept is None or stream[1] not in (0, thread_number()):
+            if known[1] is None or stream[1] not in (0, thread_number()):
                 continue
             handle = stream[0]
             with nogil:

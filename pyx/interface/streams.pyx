@@ -3,6 +3,8 @@ import threading
 import weakref
 
 cimport cython
+from cpython.dict cimport PyDict_GetItem
+from cpython.object cimport PyObject
 from libc.stdint cimport uint64_t
 
 from vpool._base.lock cimport atomic_add, atomic_read
@@ -20,6 +22,11 @@ cdef enum:
     LEGACY_STREAM = 0
     PER_THREAD_STREAM = 2
     ENOUGH_SLOTS = 64             # from here on the slots of streams that are gone are looked for first
+    MOST_KEPT = 64                # stream objects that one pool keeps alive
+
+
+cdef extern from "Python.h":
+    Py_ssize_t Py_REFCNT(PyObject* object)
 
 
 cdef int checked_id(id) except -1:
@@ -87,14 +94,24 @@ cdef class Held:
     """What a stream object's end needs of a pool, which may be gone before it."""
 
     cdef int let_go(self, int slot) except -1:
+        cdef Areas areas
         if self.areas != NULL:
-            (<Areas> self.areas).hold_slot(slot, -1)
+            areas = <Areas> self.areas
+            areas.hold_slot(slot, -1)
+            with nogil:
+                areas.finish_crossings()
         return 0
 
 
-@cython.no_gc_clear   # in no cycle, and `__dealloc__` needs its parts
+@cython.no_gc_clear   # `__dealloc__` needs its parts
 cdef class StreamTable:
-    """The slots of one pool, by what callers pass as a stream."""
+    """The slots of one pool, by what callers pass as a stream.
+
+    While a slot counts as held, any thread may name its stream to the driver.  A stream object tells of its death
+    too late for that: its finaliser, which may destroy the stream, comes before its weak references are
+    cleared.  So the table keeps the object itself, and lets go of it, first by that count, when it sees that nobody
+    else has it.  It keeps so many at most, since one that refers to itself is never seen to be nobody's.
+    """
 
     def __cinit__(self, Areas areas not None, bint captures=True, str name=None):
         self.areas = areas
@@ -104,6 +121,8 @@ cdef class StreamTable:
         self.captures = CaptureTable(areas) if captures else None
         self.references = _references             # which may be gone before this, at the end of the interpreter
         self.by_object = self.references[id(self.held)] = {}
+        self.kept = {}                            # the table's own: the collector sees through it
+        self.going = []
         self.by_handle = {}
         self.by_thread = {}
         # Taken again by a finaliser that meets a stream, when a collection runs while it is held.
@@ -111,6 +130,11 @@ cdef class StreamTable:
 
     def __dealloc__(self):
         if self.held is not None and self.by_object is not None:
+            if self.by_object:
+                for _, slot in list(self.by_object.values()):
+                    self.areas.hold_slot(slot, -1)
+                with nogil:
+                    self.areas.finish_crossings()
             self.held.areas = NULL
             self.references.pop(id(self.held), None)
             self.by_object.clear()
@@ -145,14 +169,58 @@ cdef class StreamTable:
         try:
             reference = weakref.ref(stream, _Forgetting(self.by_object, self.held, id(stream)))
         except TypeError:
-            return slot                           # cannot tell when it dies: asked again each time
+            return slot                           # a cycle that has it would never end: asked again each time
         with self.changing:
             known = self.by_object.get(id(stream))
             # Its own code, or another thread, may have asked for it meanwhile: it holds its stream once.
             if known is None or known[0]() is not stream:
                 self.by_object[id(stream)] = (reference, slot)
+                self.kept[id(stream)] = stream
                 self.areas.hold_slot(slot, 1)
+        self.let_go_of_objects()
         return slot
+
+    cdef int let_go_of_objects(self) except -1:
+        """Let go of the stream objects that nobody else has, and of the eldest where there are too many.
+
+        Their own code runs, without any lock.  O(stream objects).
+        """
+        cdef Py_ssize_t beyond
+        cdef list going
+        with self.changing:
+            for key in list(self.kept):
+                if self.is_alone(key):
+                    self.drop_object(key)
+            beyond = len(self.kept) - MOST_KEPT
+            for key in list(self.kept)[:beyond] if beyond > 0 else ():
+                self.drop_object(key)
+            going = self.going
+            self.going = []
+        if going:
+            with nogil:
+                self.areas.finish_crossings()
+            going.clear()
+            if self.areas.state.word & STATE_FORKED:
+                raise forked(self.name)
+        return 0
+
+    cdef bint is_alone(self, key):
+        """Whether nothing but the table has a stream object."""
+        cdef PyObject* stream = PyDict_GetItem(self.kept, key)
+        return stream != NULL and Py_REFCNT(stream) == 1
+
+    cdef int drop_object(self, key) except -1:
+        """Have a stream object hold its stream no more.
+
+        It lives until `let_go_of_objects` has seen the end of crossings that may name it.
+        """
+        known = self.by_object.pop(key, None)
+        if known is not None:
+            self.areas.hold_slot(known[1], -1)
+        stream = self.kept.pop(key, None)
+        if stream is not None:
+            self.going.append(stream)
+        return 0
 
     cdef uint64_t handle_of(self, stream) except? 0:
         """The handle of a stream, by its own code, which may have forked."""
@@ -175,7 +243,9 @@ cdef class StreamTable:
             return self.make_slot(handle, capture, 0, capture)
 
     cdef int settle(self) except -1:
-        """Release the captures whose graphs are gone, and learn which are over."""
+        """Release the captures whose graphs are gone, learn which are over, and let go of streams."""
+        if self.kept or self.going:
+            self.let_go_of_objects()
         if self.captures is not None:
             self.captures.settle()
             if self.captures.capturing:
@@ -245,12 +315,13 @@ cdef class StreamTable:
 
     def _drop(self, slot):
         """Forget whatever led to a slot."""
-        for known in (self.by_handle, self.by_object):
-            # A copy: a collection inside this loop may forget a stream object, or meet a stream.
-            for key, found in known.copy().items():
-                if (found if known is self.by_handle else found[1]) == slot:
-                    known.pop(key, None)
-        self.areas.release_slot(slot)
+        # Copies: a collection inside these loops may meet a stream.
+        for handle, found in self.by_handle.copy().items():
+            if found == slot:
+                self.by_handle.pop(handle, None)
+        for key, known in self.by_object.copy().items():
+            if known[1] == slot:
+                self.drop_object(key)
 
     def release_capture(self, id):
         checked_id(id)
@@ -281,6 +352,7 @@ cdef class StreamTable:
                 self._drop(slot)
             with nogil:
                 self.areas.retire_slot(slot)
+            self.let_go_of_objects()
 
 
 class _ThreadEnd:

@@ -277,14 +277,22 @@ cdef class Areas:
 
     cdef void hold_slot(self, int slot, int by) noexcept nogil:
         """So many more objects hold the stream of a slot."""
-        self.state.table[slot].held += by
+        atomic_add(self.state.table[slot].held, by)
         if self.fixed is not None:
-            self.fixed_state.table[slot].held += by
+            atomic_add(self.fixed_state.table[slot].held, by)
 
-    cdef void release_slot(self, int slot) noexcept nogil:
-        """No object that is known holds the stream of a slot."""
-        self.state.table[slot].held = 0
-        self.fixed_state.table[slot].held = 0
+    cdef void finish_crossings(self) noexcept nogil:
+        """Wait until whatever may have looked at a slot before this call has finished naming its stream.
+
+        Where the slot was not held any more by then, its stream may be destroyed after it.
+        """
+        if atomic_read(self.state.word) & STATE_FORKED:
+            return                                # who had the turn is not in this process
+        turn_take(&self.state.crossing_turn)
+        turn_give(&self.state.crossing_turn)
+        if self.fixed is not None:
+            turn_take(&self.fixed_state.crossing_turn)
+            turn_give(&self.fixed_state.crossing_turn)
 
     cdef void end_capture(self, int slot) noexcept nogil:
         """Let everybody have a slot's memory again, as that of a stream that is gone: its graph is.

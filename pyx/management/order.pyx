@@ -89,7 +89,7 @@ cdef bint _out_of_reach(Source source, Slot* slot) noexcept nogil:
         return slot.thread != thread_number()
     if slot.unique_id == 0:
         return False
-    return atomic_read(slot.gone) or not source.checks_handles and slot.held <= 0 and not slot.asking
+    return atomic_read(slot.gone) or not source.checks_handles and atomic_read(slot.held) <= 0 and not slot.asking
 
 
 cdef int order_reach(Source source, Slot* slot, int* capture) noexcept nogil:

@@ -8,6 +8,7 @@ stream on the host.  A destroyed one is refused, and a new stream may get its ha
 """
 from libc.stdint cimport uint64_t
 from libc.stdlib cimport calloc, free, malloc
+from posix.unistd cimport usleep
 
 from vpool._base.lock cimport spin_lock, spin_unlock
 from vpool._storage.driver cimport (
@@ -174,6 +175,8 @@ cdef int _event_record(void* context, uint64_t event, uint64_t stream) noexcept 
     cdef SimulatedStream* its
     cdef int found
     cdef int status = STATUS_OK
+    if streams.record_delay:
+        usleep(streams.record_delay)
     spin_lock(&streams.lock)
     found = _find(streams, stream)
     if found < 0:
@@ -584,6 +587,10 @@ cdef class StreamedDriver(Driver):
         if graph == NULL:
             raise ValueError(f"stream {stream:#x} captures nothing")
         return graph
+
+    def delay_records(self, double seconds):
+        """Have each record of an event take that long before it looks at its stream."""
+        self.streams.record_delay = <unsigned int> (seconds * 1e6)
 
     @property
     def calls_on_dead_streams(self):

@@ -203,7 +203,7 @@ def test_threads_and_streams_keep_every_byte():
                     pool.deallocate(ptr)
             for ptr, _, _ in mine:
                 pool.deallocate(ptr)
-            pool.forget_stream(stream)  # it is destroyed by its finaliser, while the others use the pool
+            del stream  # it is destroyed by its finaliser, while the others use the pool
         except BaseException as error:
             errors.append(error)
 

@@ -19,14 +19,19 @@ cdef class StreamTable:
     cdef Held held
     cdef dict references
     cdef dict by_object           # id of a stream object -> (weak reference to it, slot)
+    cdef dict kept                # id of a stream object -> itself, for each of `by_object`
+    cdef list going               # stream objects that hold nothing any more, and are dropped without a lock
     cdef dict by_handle           # handle -> slot of the stream that has it now
     cdef dict by_thread           # thread number -> slot of its per-thread default stream
-    cdef object changing          # threading.RLock of the three
+    cdef object changing          # threading.RLock of all five
     cdef str name                 # of the pool
     cdef CaptureTable captures    # None: the program says that it never allocates in a capture
     cdef object __weakref__
 
     cdef int slot_of(self, stream) except -1
+    cdef int let_go_of_objects(self) except -1
+    cdef bint is_alone(self, key)
+    cdef int drop_object(self, key) except -1
     cdef uint64_t handle_of(self, stream) except? 0
     cdef int slot_of_handle(self, uint64_t handle) except -1
     cdef int open_slot(self, uint64_t handle, uint64_t unique_id, uint64_t thread) except -1

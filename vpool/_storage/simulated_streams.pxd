@@ -31,6 +31,7 @@ cdef struct Streams:
     uint64_t next_id
     Captures captures
     uint64_t on_dead_streams      # calls that named a destroyed stream, other than asking for its id
+    unsigned int record_delay     # microseconds
     SimulatedStream* streams
 
 
