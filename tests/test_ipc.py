@@ -89,6 +89,59 @@ def test_blocks_of_one_segment_in_another_process():
     run_two(BLOCKS)
 
 
+SIGNALS = """
+class Signal(BaseException):
+    pass
+
+def interrupted(after, call):
+    # Whether an exception, raised where a signal's would be, came out of a call before its end.
+    def trace(frame, event, argument):
+        nonlocal after
+        if frame.f_code.co_filename != vpool.ipc.__file__:
+            return
+        frame.f_trace_opcodes = True
+        if event == 'opcode':
+            after -= 1
+            if after < 0:
+                sys.settrace(None)
+                raise Signal
+        return trace
+    sys.settrace(trace)
+    try:
+        call()
+    except Signal:
+        return True
+    finally:
+        sys.settrace(None)
+
+def produce(pipe):
+    kept = pool.empty(1000)
+    word(kept.ptr).value = 66
+    pipe.send(pool.ipc_handle(kept))
+    pipe.recv()
+
+def consume(pipe):
+    handle = pipe.recv()
+    def everything():
+        with handle.open() as block, handle.open():
+            assert word(block.ptr).value == 66
+    after = 0
+    while interrupted(after, everything):
+        gc.collect()
+        assert vpool.ipc._open.here == {}, after
+        calls = driver.calls()
+        assert calls['ipc_open'][:2] == calls['ipc_close'][:2], after
+        after += 1
+    assert after > 300
+    assert driver.calls()['ipc_open'][0] > after / 2
+    pipe.send('looked')
+"""
+
+
+def test_a_signal_at_any_moment_leaves_nothing_open():
+    run_two(SIGNALS)
+
+
 REFUSALS = """
 def produce(pipe):
     kept = pool.empty(1000)

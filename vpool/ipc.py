@@ -20,9 +20,8 @@ logger = logging.getLogger("vpool")
 
 # Which process made a handle: numbers of processes are reused, and are others in another container.
 _process = PerProcess(lambda: os.urandom(16))
-# What is open here, by handle and device: [the source, its base address here, how many blocks of it are open].
-# CUDA opens a handle once for each process, and each handle is of a whole segment.
-_open: "PerProcess[dict[tuple, list]]" = PerProcess(dict)
+# What is open here, by handle and device.
+_open: "PerProcess[dict[tuple, _Segment]]" = PerProcess(dict)
 # Re-entrant: a collection inside may drop a block.
 _opening = PerProcess(threading.RLock)
 
@@ -95,12 +94,17 @@ class SharedBlock:
     """
 
     def __init__(self, handle, device):
-        key = (handle.handle, handle.device if device is None else device)
-        self.ptr = _entered(key) + handle.offset
-        self._entry = (key, forks())
+        self.ptr = 0
         self.nbytes = handle.nbytes
-        # At the latest at the end of the interpreter, while CUDA is there.
+        self._entry = ((handle.handle, handle.device if device is None else device), forks(), object())
+        # Before it is open, since a signal may come at any moment; and called at the latest at the end of the
+        # interpreter, while CUDA is there.
         self._letting_go = weakref.finalize(self, _dropped, *self._entry)
+        try:
+            self.ptr = _entered(*self._entry) + handle.offset
+        except BaseException:
+            self._letting_go()
+            raise
 
     def __enter__(self):
         return self
@@ -131,57 +135,66 @@ class SharedBlock:
         SourceError
             Where CUDA does not close it; it stays open.
         """
-        if self._letting_go.detach():
-            try:
-                error = _left(*self._entry)
-            except SourceError:
-                self._letting_go = weakref.finalize(self, _dropped, *self._entry)
-                raise
-            self.ptr = 0
-            if error is not None:
-                raise error
+        if self.ptr == 0:
+            return
+        # Let go of by `_dropped` too if a signal comes, so nothing is detached before it is done.
+        error = _left(*self._entry)
         self.ptr = 0
+        self._letting_go.detach()
+        if error is not None:
+            raise error
 
 
-def _entered(key):
-    """Count one more block of a handle as open; the base address of its segment here."""
+class _Segment:
+    """An allocation of another process, open here once, as CUDA does it, for however many blocks."""
+
+    def __init__(self, device):
+        self.source = Cuda(device)
+        self.bases = []  # its address here, once it is open
+        self.holders = set()  # a token of each block
+
+
+def _entered(key, process, holder):
+    """Have one more block hold the segment of a handle; the address of that here."""
     with _opening.here:
         while True:
-            entry = _open.here.get(key)
-            if entry is None:
-                source = Cuda(key[1])
-                entry = _open.here.setdefault(key, [source, source.open_shared(key[0]), 0])
-            entry[2] += 1
+            segment = _open.here.get(key) or _open.here.setdefault(key, _Segment(key[1]))
+            segment.holders.add(holder)
             # A finaliser may have closed it in between.
-            if _open.here.get(key) is entry:
-                return entry[1]
+            if _open.here.get(key) is segment:
+                break
+        return segment.bases[0] if segment.bases else segment.source.open_shared(key[0], segment.bases)
 
 
-def _left(key, process):
-    """Count one block less, and close the handle after the last; nothing in a child of who opened it.
+def _left(key, process, holder):
+    """Have a block hold nothing any more, and close the segment after the last; nothing in a child of who opened it.
 
-    SourceError where it is still open, and the block counts.  An error of what came after that is returned.
+    SourceError where it is still open, and the block holds it.  An error of what came after that is returned.
     """
     if process != forks():
         return None
     error = None
     with _opening.here:
-        entry = _open.here[key]
-        if entry[2] == 1:
-            del _open.here[key]
+        segment = _open.here.get(key)
+        if segment is None:
+            return None
+        if segment.holders <= {holder}:
             try:
-                error = entry[0].close_shared(entry[1])
-            except SourceError:
-                # Still open, and CUDA would not open it again: whoever comes next uses it.
-                _open.here.setdefault(key, entry)
-                raise
-        entry[2] -= 1
+                del _open.here[key]
+                if segment.bases:
+                    error = segment.source.close_shared(segment.bases[0], segment.bases)
+            finally:
+                if segment.bases:
+                    # Still open, and CUDA would not open it again: whoever comes next uses it.
+                    _open.here.setdefault(key, segment)
+        if not segment.bases or len(segment.holders) > 1:
+            segment.holders.discard(holder)
     return error
 
 
-def _dropped(key, process):
+def _dropped(key, process, holder):
     try:
-        error = _left(key, process)
+        error = _left(key, process, holder)
     except (SourceError, ForkedProcessError) as failed:
         error = failed
     if error is not None:

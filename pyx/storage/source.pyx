@@ -272,8 +272,14 @@ cdef class Source:
             return status
         return self._leave_relaxed(previous, mode, self.driver.ipc_get(address, nbytes, handle))
 
-    def open_shared(self, bytes handle not None):
+    def open_shared(self, bytes handle not None, list opened=None):
         """Open an allocation of another process; its address here.
+
+        Parameters
+        ----------
+        handle : bytes
+        opened : list, optional
+            Gets the address before any Python code can run, so that no signal loses it.
 
         Raises
         ------
@@ -284,7 +290,7 @@ cdef class Source:
         """
         cdef uint64_t address = 0
         cdef const char* given = handle
-        cdef int previous, mode, status, opened
+        cdef int previous, mode, status, answer
         cdef int closed = STATUS_OK
         if len(handle) != 64:
             raise ValueError(f"a handle has 64 bytes, not {len(handle)}")
@@ -292,9 +298,9 @@ cdef class Source:
         with nogil:
             status = self._enter_relaxed(&previous, &mode)
             if status == STATUS_OK:
-                opened = self.driver.ipc_open(given, &address)
-                status = self._leave_relaxed(previous, mode, opened)
-                if opened == STATUS_OK and status != STATUS_OK:
+                answer = self.driver.ipc_open(given, &address)
+                status = self._leave_relaxed(previous, mode, answer)
+                if answer == STATUS_OK and status != STATUS_OK:
                     closed = self.driver.ipc_close(address)
         if status != STATUS_OK:
             name = self.driver.error_name(status)
@@ -302,10 +308,18 @@ cdef class Source:
             raise SourceError(
                 f"memory of another process cannot be opened on device {self.device}: {name}{left}", name
             )
+        if opened is not None:
+            opened.append(address)
         return address
 
-    def close_shared(self, uint64_t address):
+    def close_shared(self, uint64_t address, list opened=None):
         """Close what `open_shared` opened.
+
+        Parameters
+        ----------
+        address : int
+        opened : list, optional
+            Loses all that is in it once that is closed, before any Python code can run.
 
         Returns
         -------
@@ -327,6 +341,8 @@ cdef class Source:
             else:
                 closed = self.driver.ipc_close(address)
                 status = self._leave_relaxed(previous, mode, closed)
+        if closed == STATUS_OK and opened is not None:
+            opened.clear()
         name = self.driver.error_name(status)
         if closed != STATUS_OK:
             raise SourceError(f"memory of another process at {address:#x} is not closed: {name}", name)

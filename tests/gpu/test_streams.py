@@ -415,6 +415,7 @@ def test_a_free_in_a_host_function_makes_no_cuda_call(streams):
         assert_whole(pool)
 
 
+@pytest.mark.filterwarnings("ignore:ExternalStream is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("on", ["legacy", "own", "per thread"])
 def test_a_hit_is_the_first_that_a_thread_does_with_cuda(streams, kernels, on):
     """Then launches by the driver API work there: CuPy's, and bare ones once there is a context as without vpool."""
