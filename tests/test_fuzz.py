@@ -45,8 +45,9 @@ OPTIONS = (
     *("strategy", "source", "device", "name", "on_pressure", "rounding", "minimum_remainder", "maintain_every"),
     *("captures", "debug"),
 )
-# Without guards, which move the addresses that the model knows.
 MODES = ((), (), (), "sites", "quarantine=64KiB", ("sites", "quarantine=64KiB"))
+# Of sources whose memory can be written.
+WRITING_MODES = ("guard", "poison", ("guard", "poison"), ("guard", "poison", "quarantine=64KiB", "sites"))
 PROGRAMS = int(os.environ.get("VPOOL_FUZZ", "300"))
 WEIGHTS = {
     "step_lend": 8,
@@ -87,7 +88,8 @@ class Fuzz:
             driver = FakeCudaDriver(3 * MIB, devices=2)
             driver.current_device = 0
             source = Source(driver, "cuda", 1, checks_handles=None if kind == "fake" else False)
-        debug = self.random.choice(MODES)
+        self.fronts = {}  # of each live block: the guard before it
+        debug = self.random.choice(MODES if kind == "simulated" else MODES + WRITING_MODES)
         self.pool = vpool.Pool(strategy, source, on_pressure=on_pressure, name="fuzzed", debug=debug)
         self.graphs = {}  # of each stream that captures: the capture's id, and whether no fault was set since it began
         self.launchable = []
@@ -209,6 +211,7 @@ class Fuzz:
             assert ptr == 0
         else:
             row = self.row(ptr)
+            self.fronts[ptr] = ptr - int(row["address"])
             assert handle is None or int(row["stream"]) == (0 if handle == 1 else handle)
             assert ptr % (plain(alignment) if how in ("allocate", "module") else 256) == 0
             self.model.allocated(ptr, requested, int(row["stream"]))
@@ -221,7 +224,8 @@ class Fuzz:
 
     def row(self, ptr):
         blocks = self.pool.inspect().blocks
-        (row,) = blocks[(blocks["address"] == ptr) & (blocks["state"] == "live")]
+        holds = (blocks["address"] <= ptr) & (ptr < blocks["address"] + blocks["nbytes"])
+        (row,) = blocks[holds & (blocks["state"] == "live")]
         return row
 
     def freed(self, ptr):
@@ -253,8 +257,7 @@ class Fuzz:
         elif how == "close":
             self.attempt(buffer.close, self.stream(on)[0])
         else:
-            with buffer:
-                pass
+            self.attempt(buffer.__exit__, None, None, None)
         if ptr and (how == "drop" or (buffer.closed and ptr in self.model.live)):
             self.freed(ptr)
 
@@ -399,11 +402,11 @@ class Fuzz:
             self.attempt(self.pool.close)
 
     def agree(self):
-        self.pool.check()
+        self.attempt(self.pool.check)  # which reads guards, where the driver works
         blocks = self.pool.inspect().blocks
         rows = blocks[blocks["state"] == "live"]
         found = {int(row["address"]): (int(row["requested"]), int(row["stream"])) for row in rows}
-        assert found == self.model.live
+        assert found == {ptr - self.fronts[ptr]: block for ptr, block in self.model.live.items()}
         assert all(int(row["nbytes"]) >= round_up(int(row["requested"])) for row in rows)
         assert_disjoint(rows["address"], rows["nbytes"])
         stats = self.pool.stats

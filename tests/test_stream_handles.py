@@ -135,6 +135,25 @@ def test_an_object_that_nobody_else_has_goes_with_the_next_call_that_looks(pool)
     assert gone
 
 
+def test_a_wrapper_that_is_dropped_holds_nothing_from_then_on(pool):
+    """It does not own the stream, which may be destroyed by hand at once; and it is nobody's to keep."""
+
+    class Wrapper:
+        def __init__(self, handle):
+            self.handle = handle
+
+    driver = pool.source.driver
+    one, other = driver.create_stream(), Stream(driver)
+    wrapper = Wrapper(one)
+    gone = weakref.ref(wrapper)
+    ptr = fill_and_free(pool, wrapper)
+    del wrapper
+    assert gone() is None
+    driver.destroy_stream(one)
+    assert pool.allocate(CAPACITY, other) == ptr
+    assert driver.calls_on_dead_streams == 0
+
+
 def test_a_pool_keeps_few_objects_that_refer_to_themselves(pool):
     """Nothing tells that nobody else has these, so the eldest go, and their streams count as known by number alone."""
     driver = pool.source.driver

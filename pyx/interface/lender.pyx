@@ -242,6 +242,7 @@ cdef class Lender:
             return gone
         except SourceError:
             # Its work is perhaps not complete: wait for the device.
+            self.streams.settle()
             with nogil:
                 status = self.areas.drain()
             if status != STATUS_OK:
@@ -268,6 +269,9 @@ cdef class Lender:
             if self.debugger is None:
                 self.take_back_on(address, slot)
                 self.after_free()
+                return True
+            self.streams.settle()
+            if self.core.state.word & STATE_FORKED:
                 return True
             try:
                 error = self.debugger.free(address, None if slot == NO_SLOT else slot)

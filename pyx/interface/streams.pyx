@@ -4,7 +4,7 @@ import weakref
 
 cimport cython
 from cpython.dict cimport PyDict_GetItem
-from cpython.object cimport PyObject
+from cpython.object cimport PyObject, PyTypeObject
 from libc.stdint cimport uint64_t
 
 from vpool._base.lock cimport atomic_add, atomic_read
@@ -107,10 +107,11 @@ cdef class Held:
 cdef class StreamTable:
     """The slots of one pool, by what callers pass as a stream.
 
-    While a slot counts as held, any thread may name its stream to the driver.  A stream object tells of its death
-    too late for that: its finaliser, which may destroy the stream, comes before its weak references are
-    cleared.  So the table keeps the object itself, and lets go of it, first by that count, when it sees that nobody
-    else has it.  It keeps so many at most, since one that refers to itself is never seen to be nobody's.
+    While a slot counts as held, any thread may name its stream to the driver; so who holds it has to tell before
+    the stream can go.  Weak references do, where they are cleared first of all.  Other objects the table keeps
+    itself, and lets go of them, first by that count, when it sees that nobody else has them: where streams are
+    about to be named, and where a new one is met.  It keeps so many at most, since an object that refers to
+    itself is never seen to be nobody's.
     """
 
     def __cinit__(self, Areas areas not None, bint captures=True, str name=None):
@@ -175,9 +176,11 @@ cdef class StreamTable:
             # Its own code, or another thread, may have asked for it meanwhile: it holds its stream once.
             if known is None or known[0]() is not stream:
                 self.by_object[id(stream)] = (reference, slot)
-                self.kept[id(stream)] = stream
+                if not _tells_in_time(type(stream)):
+                    self.kept[id(stream)] = stream
                 self.areas.hold_slot(slot, 1)
-        self.let_go_of_objects()
+        if self.kept or self.going:
+            self.let_go_of_objects()
         return slot
 
     cdef int let_go_of_objects(self) except -1:
@@ -353,6 +356,17 @@ cdef class StreamTable:
             with nogil:
                 self.areas.retire_slot(slot)
             self.let_go_of_objects()
+
+
+cdef bint _tells_in_time(cls):
+    """Whether the weak references to objects of a class are cleared before anything of them ends.
+
+    A finaliser comes before that, and what other languages do in theirs is unknown.
+    """
+    for base in type.mro(cls)[:-1]:
+        if "__del__" in vars(base) or (<PyTypeObject*> base).tp_dealloc != (<PyTypeObject*> _Forgetting).tp_dealloc:
+            return False
+    return True
 
 
 class _ThreadEnd:

@@ -255,6 +255,7 @@ cdef class Upkeep(Lender):
         """
         cdef int status
         self.must_be_open()
+        self.streams.settle()
         with nogil:
             status = self.areas.maintain()
         if status != STATUS_OK:
@@ -353,6 +354,9 @@ cdef class Upkeep(Lender):
             raise AssertionError(
                 f"{broken.what.decode()}: found {broken.found}, expected {broken.expected}, at {broken.address:#x}"
             )
-        error = None if self.debugger is None else self.debugger.check()
+        if self.debugger is None:
+            return
+        self.streams.settle()
+        error = self.debugger.check()
         if error is not None:
             raise error

@@ -19,7 +19,7 @@ cdef class StreamTable:
     cdef Held held
     cdef dict references
     cdef dict by_object           # id of a stream object -> (weak reference to it, slot)
-    cdef dict kept                # id of a stream object -> itself, for each of `by_object`
+    cdef dict kept                # id of a stream object that would tell too late -> itself
     cdef list going               # stream objects that hold nothing any more, and are dropped without a lock
     cdef dict by_handle           # handle -> slot of the stream that has it now
     cdef dict by_thread           # thread number -> slot of its per-thread default stream
