@@ -363,8 +363,9 @@ cdef bint _tells_in_time(cls):
 
     A finaliser comes before that, and what other languages do in theirs is unknown.
     """
-    for base in type.mro(cls)[:-1]:
-        if "__del__" in vars(base) or (<PyTypeObject*> base).tp_dealloc != (<PyTypeObject*> _Forgetting).tp_dealloc:
+    for base in type.mro(cls):
+        if base is not object and ("__del__" in vars(base) or (<PyTypeObject*> base).tp_dealloc != (
+                <PyTypeObject*> _Forgetting).tp_dealloc):
             return False
     return True
 
