@@ -25,6 +25,10 @@ def replayed(trace, pool):
     return Replayer(pool, trace, streams).run(0, len(trace))
 
 
+def calls_of(source, call):
+    return source.driver.calls()[call][0]
+
+
 def assert_sound(trace):
     """A trace whose blocks never overlap: at each event the address is free, or the allocation's own."""
     live = {}
@@ -110,6 +114,18 @@ class TestEvents:
             assert segments.nbytes.tolist() == [MIB, 2 * MIB, -MIB]
             assert segments.event.tolist() == [0, 1, 3]
             assert segments.address[0] == segments.address[2] == first
+
+    def test_segments_that_no_whole_granules_cover(self):
+        """A base that is no multiple of the granule costs bytes, which are reserved too, before and after."""
+        with simulated_pool(initial=0, base_offset=100) as pool:
+            first = pool.allocate(MIB)
+            with pool.record() as recording:
+                pool.allocate(2 * MIB)
+                pool.deallocate(first)
+                pool.trim()
+                reserved = pool.stats.reserved_bytes
+        nbytes = recording.details.segments.nbytes
+        assert nbytes.tolist() == [MIB + 256, reserved, -MIB - 256]
 
     def test_frees_that_are_errors_are_no_events(self, pool):
         ptr = pool.allocate(1000)
@@ -423,6 +439,90 @@ class TestMoments:
                 assert [row["address"] for row in shown.segment_rows] == sorted(
                     row["address"] for row in then.segment_rows
                 )
+
+    @pytest.mark.parametrize("capacity", [1 << 16, 1 << 8])
+    def test_memory_that_is_mapped_in_pieces(self, capacity):
+        """What is reserved after an event, and where, is what the pool had then, as memory comes, moves and goes."""
+        source = vpool.sources.SimulatedVmm(GIB, handle=2 * MIB)
+        with vpool.Pool(vpool.Dynamic(limit="200MiB"), source=source) as pool:
+            generator = np.random.default_rng(5)
+            held = [pool.allocate(nbytes) for nbytes in (5 * MIB, 7 * MIB)]
+            taken = []
+            with pool.record(capacity=capacity) as recording:
+                for nbytes in generator.integers(100_000, 20_000_000, 200).tolist():
+                    while pool.stats.allocated_bytes > 150 * MIB:
+                        pool.deallocate(held.pop(nbytes % len(held)))
+                    if nbytes % 5 == 0:
+                        pool.trim()
+                    held.append(pool.allocate(nbytes))
+                    taken.append(pool.snapshot())
+                assert calls_of(source, "handle_map") > calls_of(source, "handle_create"), "some moved"
+                pool.trim()
+                end = pool.snapshot()
+        segments = recording.details.segments
+        assert segments.nbytes.sum() == end.report.reserved_bytes
+        seen = (recording.op == ALLOCATE) & (recording.details.thread > 0)  # not what was there before
+        births = np.flatnonzero(seen)
+        taken = taken[-len(births) :]
+        assert (len(taken) < 200) == (capacity == 1 << 8), "some are lost"
+        assert len({then.report.reserved_bytes for then in taken}) > 3
+        for event, then in zip(births.tolist(), taken, strict=True):
+            shown = moment(recording, event)
+            for name in ("reserved_bytes", "free_bytes", "allocated_bytes", "live_blocks"):
+                assert getattr(shown.report, name) == getattr(then.report, name), name
+            assert shown.report.peak_reserved_bytes <= then.report.peak_reserved_bytes
+            mapped = then.blocks[then.blocks["state"] != "unmapped"]
+            assert shown.blocks["address"].tolist() == mapped["address"].tolist()
+            assert shown.blocks["nbytes"].tolist() == mapped["nbytes"].tolist()
+
+    def test_mapped_memory_of_many_threads(self):
+        """A recording that begins while memory comes and goes knows what there was, and misses none of it."""
+        limit = 100 * MIB
+        source = vpool.sources.SimulatedVmm(GIB, handle=2 * MIB)
+        with vpool.Pool(vpool.Dynamic(limit=limit), source=source) as pool:
+            started, over = threading.Barrier(4), threading.Event()
+
+            def work(seed):
+                generator = np.random.default_rng(seed)
+                started.wait()
+                while not over.is_set():
+                    with contextlib.suppress(vpool.OutOfMemoryError):
+                        pool.deallocate(pool.allocate(int(generator.integers(1, limit // 2))))
+                    pool.trim()
+
+            threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+            for thread in threads:
+                thread.start()
+            started.wait()
+            with pool.record() as recording:
+                while pool.stats.allocations < 300:
+                    pool.trim()
+                over.set()
+                for thread in threads:
+                    thread.join()
+                pool.allocate(3 * MIB)
+                reserved = pool.stats.reserved_bytes
+        event, _, nbytes = recording.details.segments
+        after = np.cumsum(nbytes)[np.append(event[1:] != event[:-1], True)]
+        assert after[-1] == reserved > 0
+        assert after.min() >= 0
+        assert limit // 4 < after.max() <= limit
+        assert (np.diff(event) >= 0).all()
+
+    def test_memory_that_is_mapped_nowhere(self):
+        """The driver gave it and could not map it: it is reserved all the same."""
+        source = vpool.sources.SimulatedVmm(GIB, handle=2 * MIB)
+        with vpool.Pool(vpool.Dynamic(), source=source) as pool, pool.record() as recording:
+            pool.allocate(MIB)
+            source.driver.fail("handle_map", 999, times=1)
+            with pytest.raises(vpool.SourceError):
+                pool.allocate(3 * MIB)
+            spare = pool.stats.reserved_bytes - 2 * MIB
+            pool.allocate(100)
+            source.driver.fail("handle_map", times=0)
+            pool.allocate(3 * MIB)
+        assert spare > 0
+        assert moment(recording, 1).report.reserved_bytes == 2 * MIB + spare
 
     def test_there_is_no_other_one(self, pool):
         with pool.record() as recording:

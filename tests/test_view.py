@@ -138,7 +138,7 @@ def test_snapshot_with_memory_that_is_pending(opened):
 
 
 def test_memory_that_is_mapped_in_pieces(opened):
-    """A snapshot tells the pieces; a recording does not, and its page says so."""
+    """A snapshot and a recording tell the pieces."""
     with vpool.Pool(vpool.Dynamic(initial="8MiB", limit="256MiB"), source="simulated-vmm") as pool:
         held = []
         with pool.record() as trace:
@@ -155,9 +155,21 @@ def test_memory_that_is_mapped_in_pieces(opened):
         assert page.figures()["unmapped"] == unmapped.sum() > 0
         assert page.run("return vpoolPage.charts.end * vpoolPage.model.unit") < snapshot.report.reserved_bytes * 2
         page = opened(trace)
-        assert "memory is mapped in pieces" in page.text("#notes")
-        assert page.figures()["requested"] == trace.peak_live_bytes
+        assert "lie beyond" not in page.text("#notes")
+        page.choose(len(trace) - 1)
+        shown, report = page.figures(), pool.inspect()
+        for name in ("reserved", "free", "allocated", "requested"):
+            assert shown[name] == getattr(report, f"{name}_bytes"), name
         held.clear()
+
+
+def test_blocks_beyond_the_segments_of_a_file(opened, recording):
+    trace, _ = recording
+    segments = trace.details.segments
+    columns = {name: getattr(trace, name) for name in ("op", "id", "bytes", "stream", "t_us")}
+    smaller = trace.details._replace(segments=segments._replace(nbytes=segments.nbytes // 64))
+    assert "lie beyond the recorded segments" in opened(vpool.Trace(**columns, details=smaller)).text("#notes")
+    assert "lie beyond" not in opened(trace).text("#notes")
 
 
 def test_a_placed_trace_is_what_its_replay_did(opened):

@@ -1,12 +1,13 @@
 """What a recording knows of each event beyond what a replay needs."""
 
+import bisect
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vpool.errors import FormatError
 
-__all__ = ["Details", "SegmentEvents"]
+__all__ = ["Details", "Runs", "SegmentEvents"]
 
 _EVENT_ARRAYS = {"address": "u8", "allocated": "u8", "tag": "u2", "site": "u4", "thread": "u4"}
 _SEGMENT_ARRAYS = {"segment_event": "i8", "segment_address": "u8", "segment_bytes": "i8"}
@@ -14,6 +15,9 @@ _SEGMENT_ARRAYS = {"segment_event": "i8", "segment_address": "u8", "segment_byte
 
 class SegmentEvents(NamedTuple):
     """Segments that came from the source and went back, one entry each.
+
+    Where memory is mapped in pieces, segments are the runs of them: one that grows or shrinks goes, and comes with
+    its new bytes before the same event.
 
     Attributes
     ----------
@@ -28,6 +32,51 @@ class SegmentEvents(NamedTuple):
     event: np.ndarray
     address: np.ndarray
     nbytes: np.ndarray
+
+
+class Runs:
+    """What is mapped in pieces, with pieces side by side as one segment.
+
+    Memory at address 0 is mapped nowhere, and one segment.
+    """
+
+    def __init__(self):
+        self._begins: list[int] = []
+        self._ends: dict[int, int] = {}
+        self._nowhere = 0
+
+    def change(self, address, nbytes):
+        """The segments that go and come as a piece comes, or for negative bytes goes: address and signed bytes.
+
+        O(log(segments)), and a step of `list.insert`.
+        """
+        if address == 0:
+            before = self._nowhere
+            self._nowhere += nbytes
+            return [(0, size) for size in (-before, self._nowhere) if size]
+        if nbytes > 0:
+            begin, end = address, address + nbytes
+            place = bisect.bisect(self._begins, begin)
+            gone = []
+            if place < len(self._begins) and self._begins[place] == end:
+                gone.append(self._pop(place))
+                end = gone[-1][1]
+            if place and self._ends[self._begins[place - 1]] == begin:
+                gone.append(self._pop(place - 1))
+                begin = gone[-1][0]
+            came = [(begin, end)]
+        else:
+            gone = [self._pop(bisect.bisect(self._begins, address) - 1)]
+            (begin, end), hole = gone[0], address - nbytes
+            came = [(low, high) for low, high in ((begin, address), (hole, end)) if low < high]
+        for begin, end in came:
+            bisect.insort(self._begins, begin)
+            self._ends[begin] = end
+        return [(begin, begin - end) for begin, end in gone] + [(begin, end - begin) for begin, end in came]
+
+    def _pop(self, place):
+        begin = self._begins.pop(place)
+        return begin, self._ends.pop(begin)
 
 
 class Details(NamedTuple):

@@ -49,9 +49,9 @@ def moment(trace, event):
     live["tag"], live["site"] = details.tag[births], details.site[births]
     live["state"], live["serial"] = "live", trace.number[births]
     live["age_us"] = now - trace.t_us[births]
-    segments, reserved = _segments(details.segments, event)
+    segments, reserved, changes = _segments(details.segments, event)
     blocks = _with_gaps(np.sort(live, order="address"), segments)
-    return Snapshot(_figures(trace, event, reserved), blocks, segments, details.sites, now / 1e6)
+    return Snapshot(_figures(trace, event, reserved, changes), blocks, segments, details.sites, now / 1e6)
 
 
 def _alive(trace, event):
@@ -65,9 +65,10 @@ def _alive(trace, event):
 
 
 def _segments(moved, event):
-    """The segments after an event, by address, and the bytes that were reserved from one change to the next."""
+    """The segments after an event, by address; reserved bytes from each event with changes on; and how many changes."""
     there: dict[int, int] = {}
-    reserved = [0]
+    total = changes = 0
+    reserved = {-1: 0}
     for at, address, nbytes in zip(*(column.tolist() for column in moved), strict=True):
         if at > max(event, 0):
             break
@@ -75,11 +76,13 @@ def _segments(moved, event):
             there[address] = nbytes
         else:
             there.pop(address, None)
-        reserved.append(reserved[-1] + nbytes)
+        total += nbytes
+        changes += 1
+        reserved[at] = total  # once all of one event is done: a segment that only grows was never gone
     segments = np.zeros(len(there), SEGMENT_DTYPE)
     segments["address"] = sorted(there)
     segments["nbytes"] = [there[address] for address in sorted(there)]
-    return segments, reserved
+    return segments, list(reserved.values()), changes
 
 
 def _with_gaps(live, segments):
@@ -99,7 +102,7 @@ def _with_gaps(live, segments):
     return np.concatenate(pieces) if pieces else np.zeros(0, SNAPSHOT_DTYPE)
 
 
-def _figures(trace, event, reserved):
+def _figures(trace, event, reserved, changes):
     """What a report needs beyond blocks."""
     details = trace.details
     signs = np.where(trace.op[: event + 1] == ALLOCATE, 1, -1)
@@ -122,7 +125,7 @@ def _figures(trace, event, reserved):
         "peak_requested_bytes": int(trace.live_bytes[: event + 1].max(initial=0)),
         "served_bytes": int(trace.bytes[: event + 1][signs > 0].sum(dtype=np.uint64)),
         "missed_bytes": 0,
-        "source_calls": len(reserved) - 1,
+        "source_calls": changes,
         "grows": True,
         "core": None,
         "tags": tags,

@@ -18,10 +18,7 @@ __all__ = ["page_of_snapshot", "page_of_trace"]
 
 _SCRIPTS = ("decode", "format", "model", "raster", "charts", "tables", "main")
 _SAMPLES = 1000  # moments for which the page knows the largest free range beforehand
-_IN_PIECES = (
-    "some blocks lie beyond the recorded segments, as where memory is mapped in pieces: what was reserved and free "
-    "before the end is not known"
-)
+_BEYOND = "some blocks lie beyond the recorded segments: what was reserved and free is not known"
 _STATES = ("live", "free", "pending", "unmapped")
 
 
@@ -94,7 +91,7 @@ def page_of_trace(trace, title, placement):
         "sites": details.sites,
         "marks": (np.sort(trace.marks_us) - start).tolist(),
         "failures": trace.failures.tolist(),
-        "notes": trace.notes if _within_segments(details) else [*trace.notes, _IN_PIECES],
+        "notes": trace.notes if _within_segments(details) else [*trace.notes, _BEYOND],
         "placement": placement,
     }
     return _page(title, header, packed)

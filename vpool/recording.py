@@ -4,7 +4,7 @@ import operator
 
 import numpy as np
 
-from vpool.details import Details, SegmentEvents
+from vpool.details import Details, Runs, SegmentEvents
 from vpool.sites import Sites
 from vpool.trace import ALLOCATE, FREE, Trace
 
@@ -24,7 +24,7 @@ EVENT_DTYPE = np.dtype(
         ("kind", np.uint32),
     ]
 )
-FAILURE, RESERVE, RELEASE, MARK = 2, 3, 4, 5  # kinds of events, beyond those that a trace has
+FAILURE, RESERVE, RELEASE, MARK, MAP, UNMAP = 2, 3, 4, 5, 6, 7  # kinds of events, beyond those that a trace has
 
 _MOST_EVENTS = 1 << 28
 
@@ -59,9 +59,10 @@ class Recording(Trace):
 
     def __exit__(self, *exc_info):
         try:
-            (figures, blocks, held), (first, events) = self._recorder.stop()
+            (figures, blocks, held), (first, events), pieces = self._recorder.stop()
             spans = [(self._recorder.fixed_span(), figures.get("fixed_noted", 0)), ((0, 2**64), figures["noted"])]
-            parts = _arrays(first, events, blocks, figures["slots"], held, spans, self._began, self._recorder.name)
+            began, name = self._began, self._recorder.name
+            parts = _arrays(first, events, blocks, figures["slots"], held, pieces, spans, began, name)
             sites = self._sites.texts if self._sites else [""]
             parts["details"] = parts["details"].named(self._recorder.tag_names, sites)
             super().__init__(**parts)
@@ -73,7 +74,7 @@ class Recording(Trace):
         self._recorder.mark()
 
 
-def _arrays(first, events, blocks, slots, held, spans, began, name):
+def _arrays(first, events, blocks, slots, held, pieces, spans, began, name):
     """The parameters of a trace, from events, the first of which has a number, and a pool's blocks at the end.
 
     `spans` are pairs of an address range and the number of events up to which the blocks in it are known; the first
@@ -83,6 +84,9 @@ def _arrays(first, events, blocks, slots, held, spans, began, name):
     until = np.full(len(events), spans[-1][1], np.int64)
     (address, nbytes), noted = spans[0]
     until[(events["address"] - np.uint64(address)) < np.uint64(nbytes)] = noted
+    span, known, mapped = pieces
+    until[events["kind"] >= MAP] = known
+    held = held[held["address"] != span]
     late = events[(number >= until) & (events["kind"] == ALLOCATE)]
     events = events[number < until]
     notes = []
@@ -115,10 +119,10 @@ def _arrays(first, events, blocks, slots, held, spans, began, name):
     keep = np.repeat(keep, 1 + closes)
     place = np.repeat(of_blocks, 1 + closes)[keep]
     rows = np.concatenate([initial, body[keep]])
-    return _trace_of(rows, place, len(initial), events, held, began, notes)
+    return _trace_of(rows, place, len(initial), events, held, mapped, began, notes)
 
 
-def _trace_of(rows, place, initial, events, held, began, notes):
+def _trace_of(rows, place, initial, events, held, mapped, began, notes):
     """The parameters of a trace from its rows; `place` is where each of them, but the initial ones, was in `events`."""
     ids, sizes, allocated = _numbered(rows)
     start = began if initial else int(rows["time_ns"][0]) if len(rows) else began
@@ -131,9 +135,16 @@ def _trace_of(rows, place, initial, events, held, began, notes):
         """The event of the trace before which those of some kinds came."""
         return initial + np.searchsorted(place, np.flatnonzero(np.isin(events["kind"], kinds)))
 
+    def changes(there, came, went):
+        moved = events[np.isin(events["kind"], (came, went))]
+        signed = np.where(moved["kind"] == came, 1, -1) * moved["requested"].astype(np.int64)  # with what lies beside
+        return _changes(there, before((came, went)), moved["address"], signed)
+
     failed = events[events["kind"] == FAILURE]
-    moved = events[np.isin(events["kind"], (RESERVE, RELEASE))]
-    segments = _segments(held, moved, before((RESERVE, RELEASE)))
+    whole, pieces = changes(held, RESERVE, RELEASE), changes(mapped, MAP, UNMAP)
+    moved = [np.concatenate(both) for both in zip(whole, _runs(*pieces), strict=True)]
+    order = np.argsort(moved[0], kind="stable")
+    segments = SegmentEvents(*(column[order] for column in moved))
     details = Details(rows["address"], allocated, rows["tag"], rows["site"], rows["thread"], [""], [""], segments)
     return {
         "op": (rows["kind"] == FREE).astype(np.uint8),
@@ -148,20 +159,36 @@ def _trace_of(rows, place, initial, events, held, began, notes):
     }
 
 
-def _segments(held, moved, events):
-    """The changes of segments, those first that were there from the beginning; `held` are those at the end."""
-    there = dict(zip(held["address"].tolist(), held["nbytes"].tolist(), strict=True))
-    for row in moved[::-1]:
-        if row["kind"] == RESERVE:
-            there.pop(int(row["address"]), None)
-        else:
-            there[int(row["address"])] = int(row["nbytes"])
-    signed = np.where(moved["kind"] == RESERVE, 1, -1) * moved["nbytes"].astype(np.int64)
-    return SegmentEvents(
+def _changes(held, events, addresses, signed):
+    """The changes of segments, those first that were there from the beginning; `held` are those at the end.
+
+    Returns
+    -------
+    tuple of array
+        Event, address, and bytes, which are negative for a segment that went.
+    """
+    there: dict[int, int] = {}
+    now = zip(held["address"].tolist(), held["nbytes"].tolist(), strict=True)
+    undone = zip(addresses[::-1].tolist(), (-signed[::-1]).tolist(), strict=True)
+    for address, nbytes in (*now, *undone):
+        there[address] = there.get(address, 0) + nbytes
+        if there[address] == 0:
+            del there[address]
+    return (
         np.concatenate((np.zeros(len(there), np.int64), events)),
-        np.concatenate((np.array(list(there), np.uint64), moved["address"])),
+        np.concatenate((np.array(list(there), np.uint64), addresses)),
         np.concatenate((np.array(list(there.values()), np.int64), signed)),
     )
+
+
+def _runs(*pieces):
+    """The changes of segments by those of pieces: pieces side by side are one, since blocks lie across them."""
+    runs = Runs()
+    changes = []
+    for event, address, nbytes in zip(*(column.tolist() for column in pieces), strict=True):
+        changes += [(event, *change) for change in runs.change(address, nbytes)]
+    kinds = (np.int64, np.uint64, np.int64)
+    return [np.array([row[column] for row in changes], kind) for column, kind in enumerate(kinds)]
 
 
 def _paired(pairs):

@@ -1,5 +1,5 @@
 """What a recording does to its pool: events on and off, and what became of them."""
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint8_t, uint64_t
 
 from vpool._base.clock cimport now_ns
 from vpool._interface.events cimport copy_events
@@ -13,9 +13,15 @@ from vpool._management.journal cimport (
     journal_stop,
 )
 from vpool._management.noted cimport noted_switch
+from vpool._management.walk cimport PieceCopy, walk_pieces
+
+import numpy as np
 
 from vpool._interface.tags import name_of
 from vpool.errors import Error
+
+_PIECE_DTYPE = np.dtype([("address", "u8"), ("nbytes", "u8")])
+
 
 cdef class Recorder:
     """The ring of one pool, for one recording at a time."""
@@ -64,16 +70,40 @@ cdef class Recorder:
         Returns
         -------
         tuple
-            The records; the number of the first event that is still there, and an array of all from there on.
+            The records; the number of the first event that is still there, and an array of all from there on; and
+            where the mapped range has memory, as `pieces`.
         """
         self.pool.must_be_mine()
         # What waits in quarantine is live as far as events are concerned.
         records = copy_records(self.pool.areas, self.pool.name)
+        pieces = self.pieces()
         with nogil:
             journal_stop(&self.pool.areas.journal)
         noted_switch(self.pool.areas, False)
         self.pool.sites = None
-        return records, copy_events(self.pool.areas)
+        return records, copy_events(self.pool.areas), pieces
+
+    def pieces(self):
+        """Where the mapped range of a pool on virtual memory has memory.
+
+        Returns
+        -------
+        tuple
+            Address of the range, 0 where there is none; number of the event up to which this is so; and an array of
+            `address`, 0 of what is mapped nowhere, and `nbytes`.
+        """
+        cdef uint64_t capacity = 0
+        cdef uint64_t count = 1
+        cdef uint64_t span, noted
+        cdef uint8_t[::1] piece_bytes
+        while count > capacity:
+            # Memory is taken outside the turn: a collection may drop buffers, which may take it.
+            capacity = count + count // 8 + 16
+            pieces = np.empty(capacity, _PIECE_DTYPE)
+            piece_bytes = pieces.view(np.uint8)
+            with nogil:
+                count = walk_pieces(self.pool.areas.core, <PieceCopy*> &piece_bytes[0], capacity, &span, &noted)
+        return span, noted, pieces[:count]
 
     def close(self):
         """Give the ring back; a child of the pool's process leaves it to its parent."""

@@ -61,6 +61,7 @@ cdef class Areas:
         self.core = core
         self.state = &core.state
         self.state.journal = &self.journal
+        self.state.mapped.journal = &self.journal
         self.fixed_state = self.state             # so that no path needs to ask whether there is one
         self.smallest = NEVER
         self.watermark = NEVER

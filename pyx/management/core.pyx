@@ -124,6 +124,7 @@ cdef class Core:
             return                                # all of it is the parent's, and goes with the child
         if state.segments != NULL:
             if state.mapped.handles != NULL:
+                state.mapped.journal = NULL       # it went with the areas
                 first = mapped_close(&state.mapped, <MappedSource> self.source)
             for i in range(state.segment_count):
                 if state.segments[i].mapped:

@@ -16,6 +16,8 @@ cdef extern from *:
 cdef enum:
     TOUCHED = 64 << 20            # bytes of a ring that are mapped when it begins; the rest is as it is written
 
+cdef uint64_t OUTSIDE = ~<uint64_t> 0
+
 cdef unsigned int _tags_in_use = 0
 
 
@@ -130,6 +132,18 @@ cdef void journal_note(Journal* journal, uint32_t kind, uint64_t address, uint64
     spin_lock(&journal.lock)
     if journal.recording:
         write(journal, kind, address, nbytes, requested, slot, tag, site)
+    spin_unlock(&journal.lock)
+
+
+cdef void journal_moved(Journal* journal, uint64_t before, uint64_t now, uint64_t nbytes) noexcept nogil:
+    """Memory of the mapped range went from one address to another, 0 or `OUTSIDE` included: in one step."""
+    if journal == NULL:
+        return
+    spin_lock(&journal.lock)
+    if journal.recording and before != OUTSIDE:
+        write(journal, EVENT_UNMAP, before, nbytes, nbytes, 0, 0, 0)
+    if journal.recording and now != OUTSIDE:
+        write(journal, EVENT_MAP, now, nbytes, nbytes, 0, 0, 0)
     spin_unlock(&journal.lock)
 
 

@@ -5,6 +5,7 @@ Whoever calls has the growth turn and no lock.  Where a step fails, the record s
 from libc.stdint cimport uint32_t, uint64_t
 
 from vpool._base.memory cimport lazy_release, lazy_reserve
+from vpool._management.journal cimport OUTSIDE, journal_moved
 from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.mapped_source cimport MappedSource
 
@@ -112,6 +113,7 @@ cdef int mapped_create(Mapped* mapped, MappedSource source, uint64_t nbytes, uin
         handle.candidate = 0
         mapped.handle_count += 1
         mapped.spare_bytes += nbytes
+        journal_moved(mapped.journal, OUTSIDE, 0, nbytes)
     return status
 
 
@@ -133,11 +135,12 @@ cdef int mapped_map(Mapped* mapped, MappedSource source, uint32_t number, uint64
 cdef int mapped_unmap(Mapped* mapped, MappedSource source, uint32_t number, int place) noexcept nogil:
     """Unmap a handle from a place; if it is the active one, the handle is spare from then on."""
     cdef MappedHandle* handle = &mapped.handles[number]
-    cdef int status = source.unmap_at(handle.places[place].address, handle.memory.nbytes)
+    cdef uint64_t address = handle.places[place].address
+    cdef int status = source.unmap_at(address, handle.memory.nbytes)
     cdef int i
     if status != STATUS_OK:
         return status
-    _mark(mapped, handle.places[place].address, handle.memory.nbytes, 0)
+    _mark(mapped, address, handle.memory.nbytes, 0)
     handle.place_count -= 1
     for i in range(place, handle.place_count):
         handle.places[i] = handle.places[i + 1]
@@ -145,6 +148,7 @@ cdef int mapped_unmap(Mapped* mapped, MappedSource source, uint32_t number, int 
         handle.active = SPARE
         mapped.nbytes -= handle.memory.nbytes
         mapped.spare_bytes += handle.memory.nbytes
+        journal_moved(mapped.journal, address, 0, handle.memory.nbytes)
     else:
         mapped.stale -= 1
         if handle.active > place:
@@ -155,6 +159,8 @@ cdef int mapped_unmap(Mapped* mapped, MappedSource source, uint32_t number, int 
 cdef void mapped_activate(Mapped* mapped, uint32_t number, int place, uint64_t stamp) noexcept nogil:
     """Let a handle's blocks be at another of its places; the one before is stale, and was used up to a stamp."""
     cdef MappedHandle* handle = &mapped.handles[number]
+    journal_moved(mapped.journal, 0 if handle.active == SPARE else handle.places[handle.active].address,
+                  handle.places[place].address, handle.memory.nbytes)
     if handle.active == SPARE:
         mapped.spare_bytes -= handle.memory.nbytes
         mapped.nbytes += handle.memory.nbytes
@@ -175,6 +181,7 @@ cdef int mapped_release(Mapped* mapped, MappedSource source, uint32_t number) no
     status = source.release(&handle.memory)
     if handle.memory.token == 0:
         mapped.spare_bytes -= handle.memory.nbytes
+        journal_moved(mapped.journal, 0, OUTSIDE, handle.memory.nbytes)
         mapped.handle_count -= 1
         handle.next = mapped.unused
         mapped.unused = number

@@ -3,6 +3,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from vpool._base.lock cimport atomic_read
+from vpool._base.turn cimport turn_give, turn_take
 from vpool._base.types cimport (
     BLOCK_EDGE,
     BLOCK_FREE,
@@ -148,6 +149,31 @@ cdef uint64_t walk_copy(Core core, BlockCopy* blocks, uint64_t capacity, Segment
             _copy_blocks(state, segment.arena, segment.edge, i, &copying)
     unlock_all(state)
     return copying.count
+
+
+cdef uint64_t walk_pieces(Core core, PieceCopy* pieces, uint64_t capacity, uint64_t* span,
+                          uint64_t* noted) noexcept nogil:
+    """Copy where the mapped range has memory; the number of pieces there are, all copied only if they fit.
+
+    Also where the range begins, 0 without one, and how many events were recorded up to then.  Takes the growth turn.
+    O(pieces).
+    """
+    cdef Mapped* mapped = &core.state.mapped
+    cdef MappedHandle* handle
+    cdef uint64_t count = 0
+    cdef uint32_t number
+    turn_take(&core.state.growth_turn)
+    for number in range(1, mapped.fresh if mapped.handles != NULL else 1):
+        handle = &mapped.handles[number]
+        if handle.memory.token:
+            if count < capacity:
+                pieces[count].address = handle.places[handle.active].address if handle.active >= 0 else 0
+                pieces[count].nbytes = handle.memory.nbytes
+            count += 1
+    span[0] = mapped.span.address
+    noted[0] = atomic_read(core.state.journal.count)
+    turn_give(&core.state.growth_turn)
+    return count
 
 
 cdef bint walk_find(Core core, uint64_t address, Block* found) noexcept nogil:

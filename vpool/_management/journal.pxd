@@ -19,6 +19,10 @@ cdef enum EventKind:
     EVENT_RESERVE = 3             # a segment came from the source
     EVENT_RELEASE = 4             # and went back
     EVENT_MARK = 5                # a step begins
+    EVENT_MAP = 6                 # memory of the mapped range came to an address, 0 where it is mapped nowhere
+    EVENT_UNMAP = 7               # and left it
+
+cdef uint64_t OUTSIDE               # the address of memory that is the driver's
 
 cdef struct Event:
     # Its layout is known to the recording, which reads it as an array.
@@ -64,6 +68,8 @@ cdef uint64_t journal_copy(Journal* journal, uint64_t begin, uint64_t most, Even
 
 cdef void journal_note(Journal* journal, uint32_t kind, uint64_t address, uint64_t nbytes, uint64_t requested,
                        uint16_t slot, uint16_t tag, uint32_t site) noexcept nogil
+
+cdef void journal_moved(Journal* journal, uint64_t before, uint64_t now, uint64_t nbytes) noexcept nogil
 
 # With the lock.
 cdef void journal_lent(Journal* journal, uint64_t address, uint64_t nbytes, uint64_t requested, uint16_t slot,

@@ -2,6 +2,7 @@
 from libc.stdint cimport uint32_t, uint64_t
 
 from vpool._base.types cimport BlockId
+from vpool._management.journal cimport Journal
 from vpool._storage.mapped_source cimport MappedSource
 from vpool._storage.source cimport Handle, Range
 
@@ -62,6 +63,7 @@ cdef struct Mapped:
     bint armed                    # live memory has been high since handles last went home
     Piece* pieces
     Victim* victims
+    Journal* journal              # of the pool
     # Counters.
     unsigned long long moves
     unsigned long long returns    # to a stale mapping, without a driver call

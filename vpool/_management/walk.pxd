@@ -23,6 +23,10 @@ cdef packed struct SegmentCopy:
     uint64_t nbytes
     uint16_t stream
 
+cdef packed struct PieceCopy:
+    uint64_t address              # 0 of memory that is mapped nowhere
+    uint64_t nbytes
+
 cdef enum:
     WAITS_FOR_NOTHING = 0xFFFF    # its work is complete, and the next request that looks finds it
 
@@ -49,6 +53,8 @@ cdef struct Broken:
 
 cdef uint64_t walk_copy(Core core, BlockCopy* blocks, uint64_t capacity, SegmentCopy* segments,
                         uint32_t segment_capacity, uint32_t* segment_count, Totals* totals) noexcept nogil
+cdef uint64_t walk_pieces(Core core, PieceCopy* pieces, uint64_t capacity, uint64_t* span,
+                          uint64_t* noted) noexcept nogil
 cdef void walk_check(Core core, Broken* broken) noexcept nogil
 cdef void walk_totals(Core core, Totals* totals) noexcept nogil
 cdef bint walk_find(Core core, uint64_t address, Block* found) noexcept nogil
