@@ -27,6 +27,7 @@ MODULES = {
         "cuda_driver",
         "source",
         "mapped_source",
+        "heaps",
     ),
     "management": (
         *(

@@ -1,13 +1,20 @@
-"""Blocks as ranges of NVTX, which Nsight Systems shows in a timeline, through the package ``nvtx``."""
+"""What a pool tells NVTX, NVIDIA's interface for tools.
 
+Blocks as ranges, which Nsight Systems shows in a timeline, through the package ``nvtx``; and segments and blocks as
+heaps and regions of memory, which compute-sanitizer checks accesses by, through the library of ``nvidia-nvtx``.
+"""
+
+import ctypes
+import functools
+import importlib.util
 import threading
+from pathlib import Path
 
-from vpool._interface.tags import tag
-from vpool.debugging import Debugger
+from vpool._storage.heaps import FUNCTIONS, Heaps
+from vpool.debugging import Debugger, label_of
 from vpool.errors import Error
-from vpool.sites import NOT_SAMPLED
 
-__all__ = ["Annotator", "BlockRanges", "debugger_of"]
+__all__ = ["Annotator", "BlockRanges", "debugger_of", "heaps_of"]
 
 DOMAIN = "vpool"
 
@@ -45,9 +52,9 @@ class BlockRanges:
         self._live = 0
         self._counting = threading.RLock()  # a collection within may drop a buffer
 
-    def begin(self, nbytes, tag, site):
+    def begin(self, nbytes, label):
         """A block was lent; what `end` wants to know."""
-        range_id = self._domain.start_range(message=tag or site or "block", category=self._pool, payload=nbytes)
+        range_id = self._domain.start_range(message=label, category=self._pool, payload=nbytes)
         self._count(nbytes)
         return range_id, nbytes
 
@@ -73,8 +80,7 @@ class Annotator(Debugger):
 
     def enter(self, block):
         """Watch a block from now on."""
-        site = None if block.site is NOT_SAMPLED else block.site
-        self._begun[block.address] = self._ranges.begin(block.requested, tag.current(), site)
+        self._begun[block.address] = self._ranges.begin(block.requested, label_of(block))
         super().enter(block)
 
     def free(self, address, slot=None, *, surely=False):
@@ -101,7 +107,56 @@ class Annotator(Debugger):
             self._ranges.end(begun)
 
 
+@functools.cache
+def _library():
+    """The library that exports NVTX's functions; None where none has those for memory, as before CUDA 13."""
+    packages = importlib.util.find_spec("nvidia")
+    roots = packages.submodule_search_locations or () if packages else ()
+    found = sorted((path for root in roots for path in Path(root).glob("*/lib/libnvtx3interop.so*")), reverse=True)
+    for path in (*found, "libnvtx3interop.so.1"):
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError:
+            continue
+        if all(hasattr(library, function) for function in FUNCTIONS):
+            return library
+    return None
+
+
+@functools.cache
+def _domain():
+    create = _library().nvtxDomainCreateA
+    create.restype, create.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+    return create(DOMAIN.encode()) or 0  # none where no tool listens
+
+
+def heaps_of(pool):
+    """What tells tools of a pool's memory.
+
+    Parameters
+    ----------
+    pool : str
+        Its name.
+
+    Returns
+    -------
+    Heaps
+
+    Raises
+    ------
+    Error
+        Where the library is not installed; ``pip install vpool[nvtx]`` has it.
+    """
+    library = _library()
+    if library is None:
+        raise Error('debug="nvtx-memory" needs the library of nvidia-nvtx, 13 or newer: pip install vpool[nvtx]')
+    functions = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in FUNCTIONS]
+    return Heaps(pool, _domain(), functions)
+
+
 def debugger_of(name, modes, access, limit):
     """What watches the blocks of a pool with some modes: see `vpool.debugging.Debugger`."""
     kind = Annotator if modes.nvtx else Debugger
+    if modes.nvtx_memory:
+        access.tell_of_heaps(heaps_of(name))
     return kind(name, modes, access, limit)

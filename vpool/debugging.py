@@ -13,11 +13,12 @@ import weakref
 import numpy as np
 
 from vpool._interface.ledger import Ledger, NotLive
+from vpool._interface.tags import tag
 from vpool.errors import DoubleFreeError, ForeignPointerError, GuardError
 from vpool.leaks import UNKNOWN_SITE, Leaks
 from vpool.sites import NOT_SAMPLED, Sites
 
-__all__ = ["Debugger", "NotLive"]
+__all__ = ["Debugger", "NotLive", "label_of"]
 
 logger = logging.getLogger("vpool")
 
@@ -35,8 +36,8 @@ class _Block:
     """A block that is live, or was."""
 
     __slots__ = (
-        "address", "base", "born", "freed_at", "freer", "guarded", "nbytes", "poisoned", "requested", "site", "slot",
-        "users",
+        "address", "base", "born", "freed_at", "freer", "guarded", "label", "nbytes", "poisoned", "requested", "site",
+        "slot", "users",
     )  # fmt: skip
 
     def __init__(self, address, base, nbytes, requested, slot, site):
@@ -46,6 +47,7 @@ class _Block:
         self.requested = requested
         self.slot = slot
         self.site = site
+        self.label = b"block"  # what tools are told
         self.born = time.monotonic()
         self.guarded = False
         self.users: tuple[int, ...] = ()  # slots of further streams
@@ -59,6 +61,11 @@ class _Block:
     @property
     def last_slot(self):
         return self.slot if self.freer is None else self.freer
+
+
+def label_of(block):
+    """What tools call a block that the calling thread has just got: its tag, or else its call site."""
+    return tag.current() or (None if block.site is NOT_SAMPLED else block.site) or "block"
 
 
 class Debugger(Ledger):
@@ -116,6 +123,8 @@ class Debugger(Ledger):
             if self.modes.guard:
                 self._fill_guards(block, slot, True)
                 block.guarded = True
+        if self.modes.nvtx_memory:
+            block.label = label_of(block).encode("utf-8", "replace")
         self.enter(block)
 
     def leave(self, block, slot, surely):

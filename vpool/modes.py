@@ -25,6 +25,7 @@ class Modes(NamedTuple):
     depth: int = 1  # callers that a site names
     leaks: bool = False
     nvtx: bool = False  # ranges for profilers
+    nvtx_memory: bool = False  # heaps and regions for sanitizers
 
 
 def _guard(value):
@@ -69,6 +70,7 @@ _READERS = {
     "depth": _count("depth", _MOST_DEPTH),
     "leaks": _switch("leaks"),
     "nvtx": _switch("nvtx"),
+    "nvtx-memory": _switch("nvtx-memory"),
 }
 
 
@@ -94,7 +96,7 @@ def modes_of(debug, has_memory):
         if not has_memory and (modes.guard or modes.poison):
             raise ValueError(
                 'debug="guard" and "poison" need memory at the addresses: a source such as "cuda" or "host"; '
-                '"quarantine", "sites", "leaks" and "nvtx" work on any'
+                '"quarantine", "sites", "leaks", "nvtx" and "nvtx-memory" work on any'
             )
         return modes
     try:
@@ -125,7 +127,11 @@ def _parse(debug):
         found[name] = _READERS[name](value or None)
     if "depth" in found and "sites" not in found:
         raise ValueError('debug="depth" says how many callers a site names, and needs "sites"')
-    return Modes(**found)
+    if "nvtx-memory" in found and not found.keys().isdisjoint({"guard", "poison"}):
+        raise ValueError(
+            'debug="nvtx-memory" has a tool watch who writes outside blocks, as "guard" and "poison" would'
+        )
+    return Modes(**{name.replace("-", "_"): value for name, value in found.items()})
 
 
 def _no_words(value):

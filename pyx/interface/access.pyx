@@ -15,6 +15,7 @@ from vpool._management.areas cimport Areas
 from vpool._management.order cimport order_drain, order_make, order_reachable
 from vpool._management.state cimport CoreState
 from vpool._storage.driver cimport CAPTURE_NONE, STATUS_NOT_READY, STATUS_OK
+from vpool._storage.heaps cimport Heaps
 
 
 @cython.no_gc   # refers to the areas alone: no cycle, and none may take them away
@@ -97,6 +98,27 @@ cdef class Access:
         with nogil:
             found = self.areas.take_back(address, freer)
         return found
+
+    def tell_of_heaps(self, Heaps heaps not None):
+        """Have tools see each segment as a heap, and each block as a region of one, from the first on."""
+        self.heaps = heaps
+        self.areas.core.tell_of_heaps(heaps)
+        if self.areas.fixed is not None:
+            self.areas.fixed.tell_of_heaps(heaps)
+
+    cdef int cover(self, block) except -1:
+        """Let tools see a block that may be used from now on."""
+        cdef bytes label
+        if self.heaps is not None:
+            label = block.label
+            self.heaps.cover(block.address, block.requested, label)
+        return 0
+
+    cdef int uncover(self, block) except -1:
+        """And that it may not any more."""
+        if self.heaps is not None:
+            self.heaps.uncover(block.address)
+        return 0
 
     cdef bint enter(self, int slot, bint named) noexcept nogil:
         """Take the turn in which streams are named; whether this one can be."""

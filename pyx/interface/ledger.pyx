@@ -21,8 +21,8 @@ cdef class Ledger:
     """Base of `vpool.debugging.Debugger`, which looks at memory; this class moves its blocks.
 
     A subclass has `leave`, which looks at a block that is being freed, `written_late`, which looks at one that
-    leaves quarantine, and `report`.  A block is an object with `address`, `base`, `nbytes`, `freer`, `freed_at`,
-    `poisoned` and `users`.
+    leaves quarantine, and `report`.  A block is an object with `address`, `base`, `nbytes`, `requested`, `label`,
+    `freer`, `freed_at`, `poisoned` and `users`.
 
     Parameters
     ----------
@@ -68,6 +68,7 @@ cdef class Ledger:
         with self.changing:
             self.freed.pop(block.address, None)
             self.live[block.address] = block
+        self.access.cover(block)
 
     def free(self, uint64_t address, slot=None, *, bint surely=False):
         """Take a block back.
@@ -127,6 +128,8 @@ cdef class Ledger:
             wrong = error
         with self.changing:
             block = self.live.pop(address, None)
+        if block is not None:
+            self.access.uncover(block)
         try:
             if wrong is not None:
                 self.report(wrong)
@@ -151,8 +154,10 @@ cdef class Ledger:
     def forget(self, uint64_t address):
         """Watch a block no more that its caller never got; the pool takes it back and has counted both."""
         with self.changing:
-            self.live.pop(address, None)
+            block = self.live.pop(address, None)
             self.never_lent += 1
+        if block is not None:
+            self.access.uncover(block)
 
     def is_live(self, uint64_t address):
         """Whether a block is with its caller."""
@@ -193,6 +198,7 @@ cdef class Ledger:
                     self.freed.popitem(last=False)
         if block is None:
             raise NotLive(address)
+        self.access.uncover(block)
         return block
 
     cdef take_back(self, block):
@@ -201,6 +207,7 @@ cdef class Ledger:
         with self.changing:
             self.freed.pop(block.address, None)
             self.live[block.address] = block
+        self.access.cover(block)
 
     cdef put_away(self, block):
         """Free a block, or have it wait."""

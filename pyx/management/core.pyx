@@ -61,6 +61,7 @@ from vpool._management.state cimport (
 )
 from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.fork cimport fork_forget, fork_watch
+from vpool._storage.heaps cimport Heaps
 from vpool._storage.mapped_source cimport MappedSource
 from vpool._storage.source cimport Range, Source
 
@@ -125,10 +126,14 @@ cdef class Core:
         if state.segments != NULL:
             if state.mapped.handles != NULL:
                 state.mapped.journal = NULL       # it went with the areas
+                if self.heaps is not None:
+                    self.heaps.drop(state.mapped.span.address)
                 first = mapped_close(&state.mapped, <MappedSource> self.source)
             for i in range(state.segment_count):
                 if state.segments[i].mapped:
                     continue
+                if self.heaps is not None:
+                    self.heaps.drop(state.segments[i].address)
                 status = self.source.surrender(&state.segments[i].span, &state.segments[i].handle)
                 first = status if first == STATUS_OK else first
             lazy_release(state.segments, MOST_SEGMENTS * sizeof(Segment))
@@ -268,12 +273,21 @@ cdef class Core:
         from meanwhile: nobody can tell what state it is in.
         """
         cdef int status
+        if self.heaps is not None:
+            self.heaps.drop(segment.address)
         atomic_add(self.state.source_calls, 1)
         status = self.source.surrender(&segment.span, &segment.handle)
         if segment.handle.token == 0:
             self.note_segment(EVENT_RELEASE, segment)
         self.settle_refused(segment)
         return status
+
+    cdef void tell_of_heaps(self, Heaps heaps) noexcept:
+        """Have each segment be a heap, from those that are there on.  Nobody uses the pool yet."""
+        cdef uint32_t i
+        self.heaps = heaps
+        for i in range(self.state.segment_count):
+            heaps.add(self.state.segments[i].address, self.state.segments[i].nbytes)
 
     cdef void note_segment(self, int kind, Segment* segment) noexcept nogil:
         if self.state.journal != NULL:
@@ -336,6 +350,8 @@ cdef class Core:
             atomic_write(state.base_slack, GRANULE)            # read and written in turns only
             self.give_back(&segment)
             return STATUS_MISALIGNED
+        if self.heaps is not None:
+            self.heaps.add(segment.address, segment.nbytes)
         spin_lock(&state.lock)
         bias_take(&arena.lock)
         if state.segment_count < MOST_SEGMENTS:

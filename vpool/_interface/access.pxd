@@ -2,11 +2,15 @@
 from libc.stdint cimport uint64_t
 
 from vpool._management.areas cimport Areas
+from vpool._storage.heaps cimport Heaps
 
 
 cdef class Access:
     cdef Areas areas
+    cdef Heaps heaps
 
+    cdef int cover(self, block) except -1
+    cdef int uncover(self, block) except -1
     cdef bint enter(self, int slot, bint named) noexcept nogil
     cdef int leave(self, int slot, int status) noexcept nogil
     cdef int get_ready(self, int slot, bint named) noexcept nogil

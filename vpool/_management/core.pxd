@@ -9,6 +9,7 @@ from vpool._management.index cimport live_remove
 from vpool._management.state cimport CoreState, Request, Segment
 from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.fork cimport Watched
+from vpool._storage.heaps cimport Heaps
 from vpool._storage.source cimport Range, Source
 
 cdef enum:
@@ -26,6 +27,7 @@ cdef class Core:
     cdef CoreState state
     cdef Watched watched          # its state word
     cdef readonly Source source
+    cdef Heaps heaps              # for tools that look at memory; usually None
     cdef bint may_wait            # for work on the device, before a request fails
     cdef Core partner             # the pool's other area, if this is its fixed core
     cdef Range kept               # the fixed core's segment, in the area that grows
@@ -33,6 +35,7 @@ cdef class Core:
     cdef uint64_t rounding
 
     cdef bint _open_default(self) noexcept nogil
+    cdef void tell_of_heaps(self, Heaps heaps) noexcept
     cdef Arena* prepare_slot(self, uint64_t** waited) noexcept nogil
     cdef int enter_slot(self, Arena* arena, uint64_t* waited, uint64_t stream, uint64_t unique_id,
                         uint64_t thread, uint64_t capture) noexcept nogil
