@@ -279,7 +279,7 @@ class TestConvert:
         name = "torch_snapshot/training_512.pickle"
         assert main(["convert", str(path_of(name)), str(out)]) == 0
         shown = capsys.readouterr().out
-        assert "14523 events" in shown
+        assert "14,523 events" in shown
         assert "438 frees" in shown
         assert gzip.decompress(out.read_bytes()).startswith(b"Thread,Time,Action,Pointer,Size,Stream\n")
         assert vpool.Trace.load(out).peak_live_bytes == truth(name)["peak_live_requested_from_trace_alone"]

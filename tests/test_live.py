@@ -14,7 +14,7 @@ import threading
 import pytest
 
 import vpool
-from tests.helpers.pools import simulated_pool
+from tests.helpers.pools import ODD_NAMES, simulated_pool
 from vpool import live
 from vpool.commands import main
 from vpool.commands.top import render
@@ -67,6 +67,14 @@ class TestMetrics:
             assert 'vpool_requested_bytes{device="0",pool="b",source="simulated"} 0.0' in text
             buffer.close()
         assert 'pool="a"' not in vpool.metrics.text()
+
+    @pytest.mark.parametrize("name", ODD_NAMES)
+    def test_names_of_any_characters(self, name):
+        parser = pytest.importorskip("prometheus_client.openmetrics.parser")
+        with simulated_pool(name=name):
+            families = parser.text_string_to_metric_families(vpool.metrics.text().encode().decode())
+            samples = [sample for family in families for sample in family.samples]
+        assert {sample.labels["pool"] for sample in samples} == {name.encode(errors="backslashreplace").decode()}
 
     def test_pools_of_one_name_count_together(self):
         with simulated_pool(name="twin") as one, simulated_pool(name="twin") as other:
@@ -235,7 +243,7 @@ class TestTop:
     def test_another_process(self, process, capsys):
         assert main(["top", str(process.pid)]) == 0
         shown = capsys.readouterr().out
-        assert f"process {process.pid}, -c: 1 pools" in shown
+        assert f"process {process.pid}, -c: 1 pool\n" in shown
         assert re.search(r"child, device 0 +host .* 100\.0%|child, device 0 +host", shown)
         assert main(["top", str(process.pid), "--json"]) == 0
         told = json.loads(capsys.readouterr().out)
@@ -279,6 +287,13 @@ class TestTop:
         assert re.search(r"mine, device 0 .* 2,500 +80\.0%", first)
         assert re.search(r"mine, device 0 .* 1 +80\.0%", second)
         assert "new, device 0" in second
+
+    @pytest.mark.parametrize("name", ODD_NAMES)
+    def test_names_stay_in_their_line(self, name):
+        shown = render({**TOLD, "program": name, "pools": [row(name=name)]})
+        assert len(shown.split("\n")) == 3
+        assert shown.replace("\n", "").isprintable()
+        assert "a pool" in shown
 
     def test_what_has_no_rate(self):
         before = {**TOLD, "time": 5.0, "pools": [row(allocations=10), row(name="twin"), row(name="twin")]}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import vpool
-from tests.helpers.pools import GIB, GRANULE, KIB, MIB, host_pool, simulated_pool
+from tests.helpers.pools import GIB, GRANULE, KIB, MIB, ODD_NAMES, host_pool, simulated_pool
 from vpool.report import BLOCK_DTYPE
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -287,6 +287,35 @@ class TestForms:
         for name in ("layer-30'", "layer-31'"):
             assert sum(name in line for line in lines) == 1
             assert name in html.unescape(report._repr_html_())
+
+    @pytest.mark.parametrize("name", ODD_NAMES)
+    def test_names_move_no_cursor(self, name):
+        with simulated_pool(name=name) as pool, vpool.tag(name):
+            pool.allocate(1000)
+            before, report = pool.snapshot(), pool.inspect()
+            pool.allocate(5)
+            shown = [
+                report,
+                report._repr_html_(),
+                pool.leaks(),
+                before.diff(pool.snapshot()),
+                vpool.defrag.report(before),
+            ]
+        for text in shown:
+            assert str(text).replace("\n", "").isprintable()
+        assert len(str(report).splitlines()) == str(report).count("\n") + 1
+
+    def test_one_is_no_plural(self):
+        with simulated_pool() as pool:
+            with pool.record() as recording:
+                pool.allocate(1000)
+            with pool.record() as later:
+                pool.allocate(1000)
+                pool.deallocate(pool.allocate(5))
+            assert "in 1 segment " in str(pool.inspect())
+            assert "in 2 blocks " in str(pool.inspect())
+            assert repr(recording) == "<vpool.Recording of 1 event, 1 allocation>"
+            assert later.notes[0].startswith("1 block was live when")
 
     def test_html_is_escaped(self):
         with simulated_pool(name="<script>") as pool:

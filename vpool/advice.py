@@ -1,6 +1,6 @@
 """What a user can do about a report: sentences, each with the figure that it rests on."""
 
-from vpool.sizes import format_bytes
+from vpool.sizes import format_bytes, plural
 
 __all__ = ["advice"]
 
@@ -78,9 +78,9 @@ def _of_fragmentation(report):
     if held > report.reserved_bytes // 8:
         blocks = sum(row["live_blocks"] for row in pinned)
         live = sum(row["live_bytes"] for row in pinned)
-        were = "segment is" if len(pinned) == 1 else "segments are"
+        are = "is" if len(pinned) == 1 else "are"
         yield (
-            f"{len(pinned)} {were} kept for {blocks} block{'' if blocks == 1 else 's'} of {format_bytes(live)}, and "
+            f"{plural(len(pinned), 'segment')} {are} kept for {plural(blocks, 'block')} of {format_bytes(live)}, and "
             f"hold {format_bytes(held)}: allocate what lives long first, or free it and call trim()."
         )
 
@@ -114,7 +114,8 @@ def _of_rounding(report):
     if not equal_blocks and not report.guarded and report.internal_fragmentation > 0.25:
         yield (
             f"Rounding to 256 bytes wastes {report.internal_fragmentation:.0%} of what is allocated: "
-            f"{report.live_blocks} blocks of {format_bytes(report.allocated_bytes // report.live_blocks)} on average; "
+            f"{plural(report.live_blocks, 'block')} of "
+            f"{format_bytes(report.allocated_bytes // report.live_blocks)} on average; "
             f"larger allocations that you cut yourself would waste less."
         )
 
@@ -124,9 +125,9 @@ def _of_core(report):
     if core is None:
         return
     if core["oversize"]:
-        were = "request was" if core["oversize"] == 1 else "requests were"
+        were = "was" if core["oversize"] == 1 else "were"
         yield (
-            f"{core['oversize']:,} {were} larger than every block of the core: blocks of "
+            f"{plural(core['oversize'], 'request')} {were} larger than every block of the core: blocks of "
             f"{format_bytes(core['largest_oversize'])} ({core['largest_oversize']:,} bytes) would have served."
         )
     unused = core["reserved_bytes"] - report.peak_allocated_bytes

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vpool.peers import PEERS, simulate
 from vpool.replay import policy_of, replay
-from vpool.sizes import format_bytes, parse_size
+from vpool.sizes import format_bytes, parse_size, plural
 from vpool.sizing import fixed_for
 from vpool.strategies import GRANULE, Dynamic, Hybrid
 from vpool.tables import table
@@ -124,7 +124,10 @@ class CompareResult:
     def _table_of(self, name):
         about = self.traces[name]
         rows = [row for row in self.rows if row.trace == name]
-        lines = [f"{name}: {about['events']:,} events, {format_bytes(about['peak_live_bytes'])} live at most", ""]
+        lines = [
+            f"{name}: {plural(about['events'], 'event')}, {format_bytes(about['peak_live_bytes'])} live at most",
+            "",
+        ]
         lines.append(table(_HEADER, [_cells(row) for row in rows]))
         lines += [f"{row.title}: {_failure(row)}" for row in rows if not row.completes]
         return "\n".join(lines)

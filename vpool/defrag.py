@@ -6,7 +6,7 @@ import numpy as np
 
 from vpool.compaction import FREE, Move, areas_of
 from vpool.separators import separators_of, walls_of
-from vpool.sizes import format_bytes, parse_size
+from vpool.sizes import format_bytes, parse_size, plural
 from vpool.snapshot import Snapshot
 from vpool.tables import shortened, table
 
@@ -202,16 +202,16 @@ class Defrag:
     def __repr__(self):
         return (
             f"<vpool defragmentation report of {self.name!r}: {format_bytes(self.free_bytes)} free in "
-            f"{self.free_ranges:,} ranges, the largest {format_bytes(self.largest_free_bytes)}>"
+            f"{plural(self.free_ranges, 'range')}, the largest {format_bytes(self.largest_free_bytes)}>"
         )
 
     def __str__(self):
         lines = [
-            f"pool {self.name!r}: {format_bytes(self.free_bytes)} free in {self.free_ranges:,} ranges of "
-            f"{_so_many(self.segments)}, the largest {format_bytes(self.largest_free_bytes)}; "
+            f"pool {self.name!r}: {format_bytes(self.free_bytes)} free in {plural(self.free_ranges, 'range')} of "
+            f"{plural(self.segments, 'segment')}, the largest {format_bytes(self.largest_free_bytes)}; "
             f"{format_bytes(self.live_bytes)} live",
             f"without moving data: trim() gives back {format_bytes(self.at_once['released_bytes'])} in "
-            f"{_so_many(self.at_once['segments'])}; coalesce() adds "
+            f"{plural(self.at_once['segments'], 'segment')}; coalesce() adds "
             f"{format_bytes(self.at_once['coalesced_bytes'])} to the largest free block",
         ]
         if self.at_once["movable_bytes"] is not None:
@@ -220,8 +220,8 @@ class Defrag:
         blocks = sum(wall.blocks for wall in self.walls)
         beside = sum(wall.nbytes - wall.fixed_bytes for wall in self.walls)
         lines.append(
-            f"kept apart within segments by {blocks:,} live blocks of {format_bytes(beside)} in "
-            f"{sum(wall.blocks > 0 for wall in self.walls):,} places"
+            f"kept apart within segments by {plural(blocks, 'live block')} of {format_bytes(beside)} in "
+            f"{plural(sum(wall.blocks > 0 for wall in self.walls), 'place')}"
         )
         for kind in KINDS:
             lines += _table_of(kind, self.separators, ("free beside", "largest without"))
@@ -233,8 +233,8 @@ class Defrag:
             held = self.releases[-1]
             lines += [
                 "",
-                f"{format_bytes(held.released_bytes)} in {_so_many(held.segments)} are held by "
-                f"{len(held.moves):,} live blocks of {format_bytes(held.moved_bytes)} that fit elsewhere",
+                f"{format_bytes(held.released_bytes)} in {plural(held.segments, 'segment')} are held by "
+                f"{plural(len(held.moves), 'live block')} of {format_bytes(held.moved_bytes)} that fit elsewhere",
             ]
             for kind in KINDS:
                 lines += _table_of(kind, self.holders, ("segments", "of bytes"))
@@ -347,10 +347,6 @@ def _table_of(kind, rows, titles):
     ]
     more = [f"and {len(rows) - _MOST_ROWS} more"] if len(rows) > _MOST_ROWS else []
     return ["", table((kind, "blocks", "bytes", *titles), cells), *more]
-
-
-def _so_many(segments):
-    return f"{segments:,} segment{'' if segments == 1 else 's'}"
 
 
 def _figure(field, value):

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from vpool.sizes import format_bytes
+from vpool.sizes import format_bytes, plural
 
 __all__ = ["UNKNOWN_SITE", "LeakGroup", "Leaks"]
 
@@ -56,18 +56,18 @@ class Leaks:
         return self.blocks != 0
 
     def __repr__(self):
-        return f"<vpool leaks of {self.name!r}: {_so_many(self.blocks)}, {format_bytes(self.requested_bytes)}>"
+        return f"<vpool leaks of {self.name!r}: {plural(self.blocks, 'block')}, {format_bytes(self.requested_bytes)}>"
 
     def __str__(self):
         if not self.blocks:
             return f"pool {self.name!r}: nothing is live"
-        lines = [f"pool {self.name!r}: {_so_many(self.blocks)} live, {format_bytes(self.requested_bytes)}"]
+        lines = [f"pool {self.name!r}: {plural(self.blocks, 'block')} live, {format_bytes(self.requested_bytes)}"]
         for group in self.groups:
             age = "" if group.oldest_seconds is None else f", oldest {group.oldest_seconds:.1f} s"
             streams = ", ".join(f"{stream:#x}" for stream in group.streams[:4])
             more = ", ..." if len(group.streams) > 4 else ""
             lines.append(
-                f"{format_bytes(group.requested_bytes):>11} in {_so_many(group.blocks)}{age}, "
+                f"{format_bytes(group.requested_bytes):>11} in {plural(group.blocks, 'block')}{age}, "
                 f"stream {streams}{more}: {group.site}"
             )
         return "\n".join(lines)
@@ -89,7 +89,3 @@ def _group(site, rows):
     return LeakGroup(
         site, len(rows), sum(requested), sum(allocated), max(known, default=None), tuple(sorted(set(streams)))
     )
-
-
-def _so_many(blocks):
-    return f"{blocks:,} block{'' if blocks == 1 else 's'}"

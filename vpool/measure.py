@@ -4,7 +4,7 @@ import dataclasses
 import threading
 import time
 
-from vpool.sizes import format_bytes
+from vpool.sizes import format_bytes, plural
 
 __all__ = ["Measure", "Measures"]
 
@@ -83,8 +83,8 @@ class Measure:
             return "<vpool measure, not begun>"
         return (
             f"<vpool measure: peaks {format_bytes(self.peak_allocated_bytes)} allocated, "
-            f"{format_bytes(self.peak_reserved_bytes)} reserved; {self.allocations:,} allocations, "
-            f"{self.frees:,} frees in {self.seconds:.3f} s>"
+            f"{format_bytes(self.peak_reserved_bytes)} reserved; {plural(self.allocations, 'allocation')}, "
+            f"{plural(self.frees, 'free')} in {self.seconds:.3f} s>"
         )
 
 

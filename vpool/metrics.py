@@ -68,7 +68,9 @@ class Collector:
         rows: dict[tuple, list] = {}
         for pool in pools() if self._pools is None else self._pools:
             try:
-                rows.setdefault((pool.name, str(pool.device), pool.source.name), []).append(pool.stats)
+                # A name that came from the file system may hold what UTF-8 cannot.
+                name = pool.name.encode(errors="backslashreplace").decode()
+                rows.setdefault((name, str(pool.device), pool.source.name), []).append(pool.stats)
             except (ClosedPoolError, ForkedProcessError):
                 continue
         return rows

@@ -3,7 +3,7 @@
 import numpy as np
 
 from vpool.errors import Error
-from vpool.sizes import format_bytes
+from vpool.sizes import format_bytes, plural
 
 __all__ = ["draw"]
 
@@ -43,7 +43,8 @@ def _map(axes, report):
                 spans = np.column_stack((offsets[part], mine["nbytes"][part].astype(float)))
                 axes.broken_barh(spans / 2**20, (place - 0.4, 0.8), facecolors=colour, linewidth=0)
     more = len(rows) - len(shown)
-    axes.set_title(f"memory map{f', without {more} smaller segments' if more else ''}", fontsize="medium")
+    without = f", without {plural(more, 'smaller segment')}" if more else ""
+    axes.set_title(f"memory map{without}", fontsize="medium")
     axes.set_xlabel("MiB from the start of a segment")
     axes.set_ylabel("segment")
     axes.invert_yaxis()
@@ -72,6 +73,6 @@ def _timeline(axes, trace):
     axes.step(trace.t_us[::step] / 1e6, highest / 2**20, where="post", color=_COLOURS["live"], label="requested")
     for mark in trace.marks_us:
         axes.axvline(mark / 1e6, color="black", linewidth=0.4, alpha=0.5)
-    axes.set_title(f"live memory over {len(trace):,} events", fontsize="medium")
+    axes.set_title(f"live memory over {plural(len(trace), 'event')}", fontsize="medium")
     axes.set_xlabel("seconds")
     axes.set_ylabel("MiB live")

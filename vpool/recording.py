@@ -6,6 +6,7 @@ import numpy as np
 
 from vpool.details import Details, Runs, SegmentEvents
 from vpool.sites import Sites
+from vpool.sizes import plural
 from vpool.trace import ALLOCATE, FREE, Trace
 
 __all__ = ["EVENT_DTYPE", "Recording", "checked_capacity", "live_origins"]
@@ -91,13 +92,16 @@ def _arrays(first, events, blocks, slots, held, pieces, spans, began, name):
     events = events[number < until]
     notes = []
     if first:
-        notes.append(f"{first:,} events at the beginning are lost: the ring holds {len(events):,}")
+        lost = f"{plural(first, 'event')} at the beginning {'is' if first == 1 else 'are'} lost"
+        notes.append(f"{lost}: the ring holds {len(events):,}")
     kinds = events["kind"]
     of_blocks = np.flatnonzero(kinds <= FREE)
     pairs = events[of_blocks]
     keep, closes, before = _paired(pairs)
     if not keep.all():
-        notes.append(f"{np.count_nonzero(~keep):,} frees of what another thread had freed already are left out")
+        again = int(np.count_nonzero(~keep))
+        is_left_out = f"{'is' if again == 1 else 'are'} left out"
+        notes.append(f"{plural(again, 'free')} of what another thread had freed already {is_left_out}")
     # What was live before: frees without an allocation, and what is live and was never allocated here.
     old = pairs[before]
     there = (blocks["state"] == "live") & ~_touches(blocks, pairs, late)
@@ -110,7 +114,8 @@ def _arrays(first, events, blocks, slots, held, pieces, spans, began, name):
     initial["kind"], initial["site"], initial["thread"], initial["time_ns"] = ALLOCATE, 0, 0, began
     initial = initial[np.argsort(initial["address"], kind="stable")]
     if len(initial):
-        notes.append(f"{len(initial):,} blocks were live when the recording of pool {name!r} began")
+        were = "was" if len(initial) == 1 else "were"
+        notes.append(f"{plural(len(initial), 'block')} {were} live when the recording of pool {name!r} began")
     # One row an event of the trace: the initial blocks, then what was kept, with frees that nobody saw before it.
     body = np.repeat(pairs, 1 + closes)
     extra = np.zeros(len(body), bool)

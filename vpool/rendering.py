@@ -3,8 +3,8 @@
 import html
 import textwrap
 
-from vpool.sizes import format_bytes
-from vpool.tables import shortened
+from vpool.sizes import format_bytes, plural
+from vpool.tables import printable, shortened
 
 __all__ = ["as_html", "as_text"]
 
@@ -51,10 +51,10 @@ def _title(report):
 
 
 def _figures(report):
-    yield "reserved", report.reserved_bytes, f"in {report.segments} segments", report.peak_reserved_bytes
-    yield "allocated", report.allocated_bytes, f"in {report.live_blocks} blocks", report.peak_allocated_bytes
+    yield "reserved", report.reserved_bytes, f"in {plural(report.segments, 'segment')}", report.peak_reserved_bytes
+    yield "allocated", report.allocated_bytes, f"in {plural(report.live_blocks, 'block')}", report.peak_allocated_bytes
     yield "requested", report.requested_bytes, "by callers", report.peak_requested_bytes
-    yield "free", report.free_bytes, f"in {report.free_blocks} blocks", None
+    yield "free", report.free_bytes, f"in {plural(report.free_blocks, 'block')}", None
     yield "largest", report.largest_free_bytes, "free in one piece", None
     yield "pending", report.pending_bytes, "freed, perhaps in use", None
 
@@ -167,7 +167,7 @@ def _first(rows, weight, cells):
 
 def _aligned(header, rows):
     """Lines of a table: the first column ends where the names of figures do, and words stand to the left."""
-    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    cells = [[printable(str(cell)) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     widths[0] = max(14, widths[0])
     for row in cells:
@@ -177,7 +177,9 @@ def _aligned(header, rows):
 
 def _html_table(header, rows):
     head = "".join(f"<th>{html.escape(str(cell))}</th>" for cell in header)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(printable(str(cell)))}</td>" for cell in row) + "</tr>" for row in rows
+    )
     return f"<table>{f'<thead><tr>{head}</tr></thead>' if header else ''}<tbody>{body}</tbody></table>"
 
 

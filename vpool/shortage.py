@@ -8,7 +8,7 @@ import numpy as np
 
 from vpool.compaction import FREE, areas_of
 from vpool.separators import separators_of
-from vpool.sizes import MAX_SIZE, format_bytes
+from vpool.sizes import MAX_SIZE, format_bytes, plural
 
 __all__ = ["Holder", "Remedy", "Shortage"]
 
@@ -328,5 +328,9 @@ def _freeing(blocks, why):
     addresses = tuple(blocks["address"].tolist())
     shown = ", ".join(f"{address:#x}" for address in addresses[:_MOST_ADDRESSES])
     more = f" and {len(addresses) - _MOST_ADDRESSES} more" if len(addresses) > _MOST_ADDRESSES else ""
-    what = "1 block" if len(addresses) == 1 else f"{len(addresses):,} blocks"
-    return Remedy("free", f"free {what} of {format_bytes(nbytes)} {why}: at {shown}{more}", nbytes, addresses)
+    return Remedy(
+        "free",
+        f"free {plural(len(addresses), 'block')} of {format_bytes(nbytes)} {why}: at {shown}{more}",
+        nbytes,
+        addresses,
+    )

@@ -80,3 +80,8 @@ def format_bytes(nbytes):
             break
         size /= 1024
     return f"{int(size)} B" if unit == "B" else f"{size:.{max(0, 3 - len(str(int(abs(size)))))}f} {unit}"
+
+
+def plural(count, noun):
+    """A count with its noun, as ``'1 block'`` and ``'1,200 blocks'``; for a noun that takes an s."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

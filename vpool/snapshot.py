@@ -11,7 +11,7 @@ import numpy as np
 from vpool.errors import FormatError
 from vpool.formats.npz import arrays_of
 from vpool.report import BLOCK_DTYPE, SEGMENT_DTYPE, Report
-from vpool.sizes import format_bytes
+from vpool.sizes import format_bytes, plural
 from vpool.tables import shortened, table
 
 __all__ = ["FORMAT_VERSION", "SNAPSHOT_DTYPE", "Snapshot", "SnapshotDiff"]
@@ -79,7 +79,8 @@ class Snapshot:
         return self._figures["tags"].get(number, {"tag": None})["tag"]
 
     def __repr__(self):
-        return f"<vpool.Snapshot of {self.name!r}: {len(self.blocks):,} blocks in {len(self.segments):,} segments>"
+        blocks, segments = plural(len(self.blocks), "block"), plural(len(self.segments), "segment")
+        return f"<vpool.Snapshot of {self.name!r}: {blocks} in {segments}>"
 
     def save(self, path):
         """Write the snapshot, as ``.npz``.
@@ -209,14 +210,15 @@ class SnapshotDiff:
         }
 
     def __repr__(self):
-        return f"<vpool snapshot diff: {len(self.came):,} blocks came, {len(self.went):,} went, {self.stayed:,} stayed>"
+        came = plural(len(self.came), "block")
+        return f"<vpool snapshot diff: {came} came, {len(self.went):,} went, {self.stayed:,} stayed>"
 
     def __str__(self):
         reserved = self.after.report.reserved_bytes - self.before.report.reserved_bytes
         lines = [
             f"pool {self.after.name!r} after {self.after.taken - self.before.taken:.1f} s: "
             f"reserved {_signed(reserved)}",
-            f"{len(self.came):,} blocks of {format_bytes(_totals(self.came)['live_bytes'])} came, "
+            f"{plural(len(self.came), 'block')} of {format_bytes(_totals(self.came)['live_bytes'])} came, "
             f"{len(self.went):,} of {format_bytes(_totals(self.went)['live_bytes'])} went, {self.stayed:,} stayed",
         ]
         for title, rows in (("tag", self.by_tag), ("requested", self.by_size), ("site", self.by_site)):

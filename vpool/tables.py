@@ -1,6 +1,6 @@
 """Tables of plain text."""
 
-__all__ = ["shortened", "table"]
+__all__ = ["printable", "shortened", "table"]
 
 
 def shortened(name, most):
@@ -8,9 +8,14 @@ def shortened(name, most):
     return name if len(name) <= most else f"...{name[3 - most :]}"
 
 
+def printable(text):
+    """Text of one line in which nothing moves a cursor or hides: other characters stand as their escapes."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
 def table(header, rows):
-    """Text of a table: the first column to the left, the others to the right."""
-    cells = [[str(cell) for cell in row] for row in (header, *rows)]
+    """Text of a table: the first column to the left, the others to the right.  Names in it may be anybody's."""
+    cells = [[printable(str(cell)) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     lines = []
     for row in cells:

@@ -8,6 +8,7 @@ from vpool import formats
 from vpool.errors import FormatError
 from vpool.formats import npz, writers
 from vpool.formats.npz import FORMAT_VERSION
+from vpool.sizes import plural
 
 __all__ = ["FORMAT_VERSION", "Trace"]
 
@@ -129,7 +130,9 @@ class Trace:
         return len(self.op)
 
     def __repr__(self):
-        return f"<vpool.{type(self).__name__} of {len(self)} events, {self.allocations} allocations>"
+        return (
+            f"<vpool.{type(self).__name__} of {plural(len(self), 'event')}, {plural(self.allocations, 'allocation')}>"
+        )
 
     @property
     def allocations(self):
@@ -186,7 +189,8 @@ class Trace:
         failures = failures + np.array([len(before) - begin, 0])
         notes = list(self.notes)
         if len(before):
-            notes.append(f"{len(before):,} blocks were live before event {begin:,}, where this part begins")
+            live = f"{plural(len(before), 'block')} {'was' if len(before) == 1 else 'were'} live"
+            notes.append(f"{live} before event {begin:,}, where this part begins")
         details = None if self.details is None else self.details.part(rows, len(before), begin, end)
         columns = (self.op[rows], self.id[rows], self.bytes[rows], self.stream[rows])
         return Trace(*columns, times - start, marks - start, notes, failures, None, details)

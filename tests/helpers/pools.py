@@ -13,6 +13,16 @@ MIB = 1 << 20
 GIB = 1 << 30
 TIB = 1 << 40
 GRANULE = 256
+# Names that would leave their line, move a cursor, turn text around, or cannot be written as UTF-8.
+ODD_NAMES = [
+    'a pool\nof "two" lines',
+    "a pool\r\x1b[2J",
+    "a pool\u202e",
+    "a pool\u2028",
+    "a pool\0",
+    "a pool\udcff",
+    r"a pool\n",
+]
 LIVE_FIGURES = ("allocated_bytes", "requested_bytes", "pending_bytes", "allocations", "frees")
 
 

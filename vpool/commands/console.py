@@ -5,7 +5,7 @@ import errno
 import os
 import sys
 
-from vpool.tables import table
+from vpool.tables import printable, table
 
 __all__ = ["expect_output", "progress", "show_tables", "table"]
 
@@ -80,10 +80,12 @@ def show_tables(tables):
             print(f"\n{title}:\n\n{table(header, rows)}")
             continue
         from rich.table import Table
+        from rich.text import Text
 
         drawn = Table(title=title, title_justify="left")
         for number, name in enumerate(header):
             drawn.add_column(name, justify="right" if number else "left", no_wrap=not number)
         for row in rows:
-            drawn.add_row(*row)
+            # As text: a name with brackets is no markup.
+            drawn.add_row(*(Text(printable(str(cell))) for cell in row))
         console.print(drawn)

@@ -6,6 +6,7 @@ import sys
 from vpool.commands.console import expect_output
 from vpool.formats.writers import FORMATS, by_suffix
 from vpool.placing import placed
+from vpool.sizes import plural
 from vpool.trace import Trace
 
 # Formats of a viewer that shows segments.
@@ -73,7 +74,9 @@ def run(args):
         "notes": trace.notes,
     }
     if not args.json:
-        print(f"{args.out}: {result['events']} events, {result['allocations']} allocations, as {form}")
+        print(
+            f"{args.out}: {plural(result['events'], 'event')}, {plural(result['allocations'], 'allocation')}, as {form}"
+        )
         for note in trace.notes:
             print(f"note: {note}")
     return result

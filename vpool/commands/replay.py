@@ -5,7 +5,7 @@ import argparse
 from vpool import sources
 from vpool.commands.console import progress, table
 from vpool.replay import replay
-from vpool.sizes import format_bytes, parse_size
+from vpool.sizes import format_bytes, parse_size, plural
 from vpool.trace import Trace
 
 HELP = "Replay a recorded trace through a pool, and show what it reserved and how fast it was."
@@ -113,7 +113,7 @@ def render(result):
         ("peak reserved", format_bytes(result.peak_reserved_bytes)),
         ("reserved / live", f"{result.reserved_over_live:.3f}"),
         ("source calls", f"{result.source_calls:,}"),
-        ("waited for the source", f"{result.waited:,} requests"),
+        ("waited for the source", plural(result.waited, "request")),
         ("utilization at the peak", f"{result.utilization:.1%}"),
         ("external fragmentation", f"{result.external_fragmentation:.1%}"),
         ("internal fragmentation", f"{result.internal_fragmentation:.1%}"),

@@ -7,7 +7,8 @@ import time
 from vpool.commands.console import table
 from vpool.commands.replay import count
 from vpool.live import ask
-from vpool.sizes import format_bytes
+from vpool.sizes import format_bytes, plural
+from vpool.tables import printable
 
 HELP = "Show the pools of a running process that has called vpool.serve(), again and again."
 
@@ -66,7 +67,7 @@ def render(told, before=None):
             )
         )
     when = time.strftime("%H:%M:%S", time.localtime(told["time"]))
-    head = f"{when}  process {told['pid']}, {told['program'] or 'interactive'}: {len(rows)} pools"
+    head = f"{when}  process {told['pid']}, {printable(told['program'] or 'interactive')}: {plural(len(rows), 'pool')}"
     return f"{head}\n{table(_HEADER, rows)}" if rows else head
 
 

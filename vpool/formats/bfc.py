@@ -5,7 +5,8 @@ from datetime import datetime
 
 from vpool.errors import FormatError
 from vpool.formats.devices import chosen
-from vpool.formats.events import Events, plural
+from vpool.formats.events import Events
+from vpool.sizes import plural
 
 __all__ = ["CHUNK", "read"]
 

@@ -6,8 +6,9 @@ from collections import deque
 import numpy as np
 
 from vpool.errors import FormatError
+from vpool.sizes import plural
 
-__all__ = ["Events", "number", "plural"]
+__all__ = ["Events", "number"]
 
 _MOST_STREAMS = 1 << 16
 _MOST_ALLOCATIONS = 1 << 32
@@ -197,8 +198,3 @@ def number(value):
     if isinstance(value, float) and value.is_integer():
         return int(value)
     raise ValueError(f"{value!r:.40} is no whole number")
-
-
-def plural(count, noun):
-    """A count with its noun."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -6,9 +6,10 @@ import numpy as np
 
 from vpool.errors import FormatError
 from vpool.formats.devices import chosen
-from vpool.formats.events import Events, number, plural
+from vpool.formats.events import Events, number
 from vpool.formats.json_stream import JsonStream
 from vpool.formats.source import Cut
+from vpool.sizes import plural
 
 __all__ = ["read"]
 

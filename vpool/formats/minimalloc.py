@@ -4,8 +4,9 @@ from array import array
 
 import numpy as np
 
-from vpool.formats.events import Events, plural
+from vpool.formats.events import Events
 from vpool.formats.logs import read_lines
+from vpool.sizes import plural
 
 __all__ = ["columns_of", "read"]
 

@@ -5,8 +5,9 @@ from collections import Counter
 
 from vpool.errors import FormatError
 from vpool.formats.devices import chosen
-from vpool.formats.events import Events, plural
+from vpool.formats.events import Events
 from vpool.formats.logs import Others, read_lines
+from vpool.sizes import plural
 
 __all__ = ["columns_of", "read"]
 

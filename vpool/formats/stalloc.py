@@ -2,8 +2,9 @@
 
 import re
 
-from vpool.formats.events import Events, plural
+from vpool.formats.events import Events
 from vpool.formats.logs import Others, read_lines
+from vpool.sizes import plural
 
 __all__ = ["EVENT", "STEP", "read"]
 

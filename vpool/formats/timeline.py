@@ -6,9 +6,10 @@ Rows of time in nanoseconds, action, bytes (below 0 where something ends) and ca
 from collections import Counter
 
 from vpool.errors import FormatError
-from vpool.formats.events import Events, number, plural
+from vpool.formats.events import Events, number
 from vpool.formats.json_stream import JsonStream
 from vpool.formats.source import Cut
+from vpool.sizes import plural
 
 __all__ = ["read"]
 

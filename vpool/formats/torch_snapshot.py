@@ -5,10 +5,11 @@ from collections import Counter
 
 from vpool.errors import FormatError
 from vpool.formats.devices import chosen
-from vpool.formats.events import Events, number, plural
+from vpool.formats.events import Events, number
 from vpool.formats.json_stream import JsonStream
 from vpool.formats.plain_pickle import PlainUnpickler
 from vpool.formats.source import Cut
+from vpool.sizes import plural
 
 __all__ = ["read_json", "read_pickle"]
 

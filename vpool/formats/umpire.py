@@ -2,9 +2,10 @@
 
 from collections import Counter
 
-from vpool.formats.events import Events, number, plural
+from vpool.formats.events import Events, number
 from vpool.formats.json_stream import parsed_line
 from vpool.formats.logs import read_lines
+from vpool.sizes import plural
 
 __all__ = ["is_record", "read"]
 
