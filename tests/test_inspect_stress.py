@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from tests.helpers.traces import recorded
 from vpool._interface.replay import Replayer
 
 THREADS = 16
+READERS = 4  # take reports meanwhile: each gets as little of the processor as those who allocate
 LIMIT = 768 * MIB  # about what is live at most
 STRATEGIES = {
     "dynamic": vpool.Dynamic(initial=MIB, limit=LIMIT),
@@ -108,17 +110,25 @@ class Work:
 
 
 def look(reports, strategy):
-    """Take so many reports of a pool at work."""
+    """Take so many reports of a pool at work, in several threads."""
+
+    def read():
+        for number in range(reports // READERS):
+            report = pool.inspect()
+            assert_adds_up(report)
+            if number % 100 == 0:
+                pool.check()
+                assert pool.snapshot().report.live_blocks > 0
+
     with vpool.Pool(STRATEGIES[strategy], source="simulated", debug=()) as pool:
         with Work(pool):
             while pool.stats.allocations < 10_000:
                 time.sleep(0.001)
-            for number in range(reports):
-                report = pool.inspect()
-                assert_adds_up(report)
-                if number % 100 == 0:
-                    pool.check()
-                    assert pool.snapshot().report.live_blocks > 0
+            before = pool.stats.allocations
+            with ThreadPoolExecutor(READERS) as readers:
+                for reading in [readers.submit(read) for _ in range(READERS)]:
+                    reading.result()
+            assert pool.stats.allocations > before, "the pool was at work"
         pool.check()
         assert_adds_up(pool.inspect())
         assert pool.inspect().live_blocks == 0
