@@ -1,5 +1,6 @@
 """Recordings: what happens in a pool while it is watched, as a trace."""
 
+import itertools
 import operator
 
 import numpy as np
@@ -187,11 +188,21 @@ def _changes(held, events, addresses, signed):
 
 
 def _runs(*pieces):
-    """The changes of segments by those of pieces: pieces side by side are one, since blocks lie across them."""
+    """The changes of segments by those of pieces: pieces side by side are one, since blocks lie across them.
+
+    Of all that comes and goes before one event only what is different after it.
+    """
     runs = Runs()
     changes = []
-    for event, address, nbytes in zip(*(column.tolist() for column in pieces), strict=True):
-        changes += [(event, *change) for change in runs.change(address, nbytes)]
+    rows = zip(*(column.tolist() for column in pieces), strict=True)
+    for event, moved in itertools.groupby(rows, operator.itemgetter(0)):
+        net: dict[tuple, int] = {}
+        for _, address, nbytes in moved:
+            for begin, size in runs.change(address, nbytes):
+                segment = begin, abs(size)
+                net[segment] = net.get(segment, 0) + (1 if size > 0 else -1)
+        for sign in (-1, 1):
+            changes += [(event, begin, sign * size) for (begin, size), change in net.items() if change == sign]
     kinds = (np.int64, np.uint64, np.int64)
     return [np.array([row[column] for row in changes], kind) for column, kind in enumerate(kinds)]
 
