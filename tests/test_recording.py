@@ -466,6 +466,8 @@ class TestMoments:
         taken = taken[-len(births) :]
         assert (len(taken) < 200) == (capacity == 1 << 8), "some are lost"
         assert len({then.report.reserved_bytes for then in taken}) > 3
+        reserved = recording.details.segments.reserved_bytes(len(recording))
+        assert reserved[births].tolist() == [then.report.reserved_bytes for then in taken]
         for event, then in zip(births.tolist(), taken, strict=True):
             shown = moment(recording, event)
             for name in ("reserved_bytes", "free_bytes", "allocated_bytes", "live_blocks"):

@@ -482,11 +482,19 @@ class TestPlot:
         figure = full.inspect().plot(recording)
         line = figure.axes[2].lines[0]
         assert max(line.get_ydata()) == pytest.approx(recording.peak_live_bytes / MIB)
-        assert len(figure.axes[2].lines) == 2
+        reserved = figure.axes[2].lines[1]
+        assert set(reserved.get_ydata()) == {full.stats.reserved_bytes / MIB}
+        assert len(figure.axes[2].lines) == 3
 
     def test_without_anything(self, pool, tmp_path):
         pool.inspect().plot().savefig(tmp_path / "empty.png")
         assert (tmp_path / "empty.png").stat().st_size > 1000
+
+    @pytest.mark.parametrize("name", [ODD_NAMES[0], ODD_NAMES[4], "$a_{pool$"])
+    def test_names_of_any_characters(self, name, tmp_path):
+        pytest.importorskip("matplotlib")
+        with simulated_pool(name=name) as pool:
+            pool.inspect().plot().savefig(tmp_path / "named.png", dpi=20)
 
     def test_matplotlib_may_be_missing(self, pool, monkeypatch):
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

@@ -4,6 +4,7 @@ import numpy as np
 
 from vpool.errors import Error
 from vpool.sizes import format_bytes, plural
+from vpool.tables import printable
 
 __all__ = ["draw"]
 
@@ -25,7 +26,9 @@ def draw(report, trace=None):
     if trace is not None:
         _timeline(axes[2], trace)
     figure.suptitle(
-        f"{report.name}: {format_bytes(report.allocated_bytes)} live of {format_bytes(report.reserved_bytes)} reserved"
+        f"{printable(report.name)}: {format_bytes(report.allocated_bytes)} live of "
+        f"{format_bytes(report.reserved_bytes)} reserved",
+        parse_math=False,
     )
     return figure
 
@@ -65,12 +68,17 @@ def _free_sizes(axes, report):
 
 
 def _timeline(axes, trace):
-    """Live bytes over a trace, and where its steps begin."""
-    live = trace.live_bytes
-    step = max(1, len(live) // _MOST_POINTS)
-    # The highest of each stretch, so that no peak is lost.
-    highest = np.maximum.reduceat(live, np.arange(0, len(live), step)) if len(live) else live
-    axes.step(trace.t_us[::step] / 1e6, highest / 2**20, where="post", color=_COLOURS["live"], label="requested")
+    """Live bytes over a trace, what was reserved where it knows that, and where its steps begin."""
+    step = max(1, len(trace) // _MOST_POINTS)
+    curves = {"requested": (trace.live_bytes, _COLOURS["live"])}
+    if trace.details is not None:
+        curves["reserved"] = (trace.details.segments.reserved_bytes(len(trace)), "black")
+    for label, (curve, colour) in curves.items():
+        # The highest of each stretch, so that no peak is lost.
+        highest = np.maximum.reduceat(curve, np.arange(0, len(curve), step)) if len(curve) else curve
+        axes.step(trace.t_us[::step] / 1e6, highest / 2**20, where="post", color=colour, linewidth=1, label=label)
+    if len(curves) > 1:
+        axes.legend(fontsize="small", loc="lower right")
     for mark in trace.marks_us:
         axes.axvline(mark / 1e6, color="black", linewidth=0.4, alpha=0.5)
     axes.set_title(f"live memory over {plural(len(trace), 'event')}", fontsize="medium")
