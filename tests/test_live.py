@@ -18,6 +18,7 @@ from tests.helpers.pools import ODD_NAMES, simulated_pool
 from vpool import live
 from vpool.commands import main
 from vpool.commands.top import render
+from vpool.debugging import Debugger
 
 prometheus_client = pytest.importorskip("prometheus_client")
 
@@ -368,6 +369,32 @@ class TestNvtx:
             pool.deallocate(ptr)
             with pytest.raises(vpool.DoubleFreeError):
                 pool.deallocate(ptr)
+        assert [call[0] for call in tool] == ["start", "sample", "end", "sample"]
+
+    def test_a_buffer_whose_free_fails_is_gone_all_the_same(self, tool, monkeypatch):
+        def failing(*args):
+            raise RuntimeError("not now")
+
+        told = []
+        monkeypatch.setattr(sys, "unraisablehook", told.append)
+        with vpool.Pool(source="simulated", debug="nvtx") as pool:
+            buffer = pool.empty(1000)
+            with monkeypatch.context() as patched:
+                patched.setattr(Debugger, "leave", failing)
+                del buffer
+            assert pool.stats.allocated_bytes == 0
+        assert len(told) == 1
+        assert [call[0] for call in tool] == ["start", "sample", "end", "sample"]
+
+    def test_a_free_that_fails_leaves_the_range(self, tool, monkeypatch):
+        with vpool.Pool(source="simulated", debug="nvtx") as pool:
+            ptr = pool.allocate(1000)
+            with monkeypatch.context() as patched:
+                patched.setattr(Debugger, "leave", lambda *args: 1 / 0)
+                with pytest.raises(ZeroDivisionError):
+                    pool.deallocate(ptr)
+            assert [call[0] for call in tool] == ["start", "sample"]
+            pool.deallocate(ptr)
         assert [call[0] for call in tool] == ["start", "sample", "end", "sample"]
 
     def test_with_the_package_and_without_a_tool(self):

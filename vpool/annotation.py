@@ -76,33 +76,35 @@ class Annotator(Debugger):
     def __init__(self, name, modes, access, limit):
         super().__init__(name, modes, access, limit)
         self._ranges = BlockRanges(name)
-        self._begun: dict[int, tuple] = {}  # by the address that the caller has
+        self._begun: dict[object, tuple] = {}  # by block: another one may have its address at once
 
     def enter(self, block):
         """Watch a block from now on."""
-        self._begun[block.address] = self._ranges.begin(block.requested, label_of(block))
+        self._begun[block] = self._ranges.begin(block.requested, label_of(block))
         super().enter(block)
 
     def free(self, address, slot=None, *, surely=False):
         """Take a block back: see `Ledger.free`."""
-        # Before it is free: then the address may be another block's at once.
-        begun = self._begun.pop(address, None)
-        failed = True
-        try:
-            error = super().free(address, slot, surely=surely)
-            failed = error is not None
-            return error
-        finally:
-            if begun is not None:
-                if failed:
-                    self._begun[address] = begun
-                else:
-                    self._ranges.end(begun)
+        block = self.live.get(address)
+        error = super().free(address, slot, surely=surely)
+        if error is None:
+            self._end(block)
+        return error
+
+    def drop(self, address):
+        """Take the block of a dropped buffer back, also where that fails: see `Ledger.drop`."""
+        block = self.live.get(address)
+        super().drop(address)
+        self._end(block)
 
     def forget(self, address):
         """Watch a block no more that its caller never got."""
-        begun = self._begun.pop(address, None)
+        block = self.live.get(address)
         super().forget(address)
+        self._end(block)
+
+    def _end(self, block):
+        begun = self._begun.pop(block, None)
         if begun is not None:
             self._ranges.end(begun)
 
