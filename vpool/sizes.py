@@ -3,7 +3,7 @@
 import operator
 import re
 
-__all__ = ["MAX_SIZE", "format_bytes", "parse_size"]
+__all__ = ["MAX_SIZE", "format_bytes", "parse_size", "plural"]
 
 MAX_SIZE = 2**63 - 1
 

@@ -209,7 +209,7 @@ cdef class Upkeep(Lender):
         >>> with pool.record() as recording:
         ...     pool.deallocate(pool.allocate(1000))
         >>> recording
-        <vpool.Recording of 2 events, 1 allocations>
+        <vpool.Recording of 2 events, 1 allocation>
         """
         self.must_be_open()
         return Recording(Recorder(self), capacity, (int(sites), depth) if sites else None)
