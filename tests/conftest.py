@@ -12,6 +12,20 @@ import vpool
 from tests.helpers.pools import host_pool, simulated_pool
 
 
+# Files that take minutes, longest first: where files run side by side, no core waits for one of them at the end.
+LONGEST = ("test_format_damage.py", "test_sanitizers.py", "test_packaging.py", "test_source_code.py")
+
+
+def pytest_configure(config):
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False  # of pytest-xdist, which would begin with the files of most tests
+
+
+def pytest_collection_modifyitems(items):
+    place = {name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(LONGEST)))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def little_garbage():
     """A collection, which each request that fails makes, need not look at all that the tests are made of."""
