@@ -11,7 +11,6 @@ import pytest
 import vpool
 from tests.helpers.pools import host_pool, simulated_pool
 
-
 # Files that take minutes, longest first: where files run side by side, no core waits for one of them at the end.
 LONGEST = ("test_format_damage.py", "test_sanitizers.py", "test_packaging.py", "test_source_code.py")
 
