@@ -243,7 +243,6 @@ class TestArguments:
             ({"capacity": "lots"}, ValueError),
             ({"passes": "two"}, TypeError),
             ({"lag": -1}, ValueError),
-            ({"lag": 3, "source": "host"}, ValueError),
         ],
     )
     def test_is_refused(self, arguments, error):
