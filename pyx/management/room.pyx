@@ -54,6 +54,8 @@ cdef uint64_t AT_ONCE = 64        # handles that one request takes from the sour
 cdef struct Plan:
     Window window
     uint32_t victim_count
+    uint32_t used                 # of these, so many from the first on were taken
+    bint busy                     # none of the others can go back to the source: work may touch it
     uint64_t most                 # bytes that may be reserved before memory is taken from victims
     uint64_t excess               # bytes that have to come from them still
     uint64_t movable              # bytes that they have
@@ -158,7 +160,9 @@ cdef int _move_any(Core core, Plan* plan, uint64_t address, uint64_t most, uint6
     cdef Mapped* mapped = &core.state.mapped
     cdef uint32_t i
     cdef int status
-    for i in range(plan.victim_count):
+    while plan.used < plan.victim_count and mapped.victims[plan.used].used:
+        plan.used += 1
+    for i in range(plan.used, plan.victim_count):
         if not mapped.victims[i].used and mapped.handles[mapped.victims[i].number].memory.nbytes <= most:
             status = _move(core, plan, i, address, made)
             if status != STATUS_NOT_READY:
@@ -175,7 +179,7 @@ cdef int _release_any(Core core, Plan* plan) noexcept nogil:
     cdef uint32_t i
     cdef uint64_t nbytes
     cdef int status
-    for i in range(plan.victim_count):
+    for i in range(plan.used, 0 if plan.busy else plan.victim_count):
         if not mapped.victims[i].used:
             nbytes = mapped.handles[mapped.victims[i].number].memory.nbytes
             status = moves_release(core, &mapped.victims[i])
@@ -183,6 +187,7 @@ cdef int _release_any(Core core, Plan* plan) noexcept nogil:
                 plan.excess -= min(plan.excess, nbytes)
             if status != STATUS_NOT_READY:
                 return status
+    plan.busy = True
     return STATUS_NOT_READY
 
 
