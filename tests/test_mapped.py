@@ -11,7 +11,8 @@ import pytest
 
 import vpool
 from tests.helpers.pools import GIB, MIB, run_cleanly, unchanged
-from tests.helpers.traces import ALL, recorded
+from tests.helpers.traces import ALL, arrays_of, recorded
+from vpool._interface.replay import Replayer
 from vpool._storage.fake_cuda import FakeCudaDriver
 from vpool._storage.mapped_source import MappedSource
 
@@ -361,6 +362,23 @@ class TestStreams:
             for ptr in blocks[::2]:
                 pool.deallocate(ptr)
             pool.allocate(32 * MIB)
+            pool.check()
+
+    def test_a_free_that_leaves_a_pool_at_rest_waits_for_nothing(self):
+        """Also where free memory comes home from a stream that is gone."""
+        source = simulated(128 * MIB)
+        with pool_on(source) as pool:
+            stream = source.driver.create_stream()
+            events = arrays_of((1, 16 * MIB), (2, 32 * MIB), -2, -1, stream=np.array([0, 1, 1, 0], np.uint16))
+            replayer = Replayer(pool, vpool.Trace(**events), {0: 0, 1: stream}, lag=100)
+            assert replayer.run(0, 3) == 3
+            source.driver.destroy_stream(stream)
+            before = calls(pool)
+            assert replayer.run(3, 4) == 4
+            assert pool.stats.pending_bytes == 32 * MIB, "it came home"
+            assert pool.crossings["drains"] == 0
+            assert calls(pool).get("event_synchronize", 0) == before.get("event_synchronize", 0)
+            source.driver.complete()
             pool.check()
 
     def test_a_capture_has_memory_of_its_own(self):

@@ -172,7 +172,7 @@ cdef void idle_look(Core core) noexcept nogil:
     cdef CoreState* state = &core.state
     cdef Mapped* mapped = &state.mapped
     cdef uint64_t live = core_live_bytes(state)
-    cdef uint64_t peak = atomic_read(state.peaks.allocated_bytes)
+    cdef uint64_t peak = max(atomic_read(state.peaks.allocated_bytes), atomic_read(mapped.peak_live))
     cdef uint32_t number
     if atomic_read(state.arenas[0].lent_bytes):
         _look_for_parked(core, live)

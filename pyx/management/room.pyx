@@ -14,7 +14,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
 from vpool._base.bias cimport bias_drop, bias_take
-from vpool._base.lock cimport atomic_read, spin_lock, spin_unlock
+from vpool._base.lock cimport atomic_read, atomic_write, spin_lock, spin_unlock
 from vpool._base.types cimport BLOCK_FREE, BLOCK_UNMAPPED, GRANULE, Block, BlockId, round_up
 from vpool._management.arena cimport Arena, arena_take_behind
 from vpool._management.core cimport Core, core_live_bytes
@@ -315,7 +315,7 @@ cdef int _make(Core core, uint64_t nbytes, Request* request, bint scarce) noexce
     memset(&plan, 0, sizeof(Plan))
     if not window_best(mapped, count, nbytes, False, &plan.window):
         return STATUS_NO_ROOM
-    mapped.peak_live = max(mapped.peak_live, live, atomic_read(state.peaks.allocated_bytes))
+    atomic_write(mapped.peak_live, max(mapped.peak_live, live, atomic_read(state.peaks.allocated_bytes)))
     plan.most = reserved if scarce else min(
         state.limit, max(<uint64_t> (mapped.peak_live * (1 + (<MappedSource> core.source).slack)),
                          atomic_read(state.peak_reserved)))
