@@ -11,7 +11,8 @@ import pytest
 
 import vpool
 from tests.helpers.pools import GIB, MIB, run_cleanly, unchanged
-from tests.helpers.traces import ALL, recorded
+from tests.helpers.traces import ALL, arrays_of, recorded
+from vpool._interface.replay import Replayer
 from vpool._storage.fake_cuda import FakeCudaDriver
 from vpool._storage.mapped_source import MappedSource
 
@@ -232,6 +233,40 @@ class TestMoves:
             assert calls(pool).get("handle_unmap", 0) == before
             pool.check()
 
+    def test_what_is_not_complete_moves_without_a_wait(self):
+        """Where it would have to go back to the source first, it moves whole, over what is needed."""
+        source = simulated(256 * MIB, handle=8 * MIB)
+        with pool_on(source, on_pressure="raise") as pool:
+            kept = in_pieces(pool, 20, 8 * MIB)
+            source.driver.queue_work(0)
+            for ptr in kept[:4]:
+                pool.deallocate(ptr)
+            before = calls(pool)
+            pool.allocate(92 * MIB)
+            after = calls(pool)
+            assert after["handle_map"] > before["handle_map"]
+            assert [after.get(name, 0) - before.get(name, 0) for name in ("handle_unmap", "event_synchronize")] == [
+                0,
+                0,
+            ]
+            assert pool.stats.reserved_bytes == 160 * MIB
+            pool.check()
+
+    def test_handles_are_small_where_memory_is_short(self):
+        for limit, count in (("2GiB", 2), ("256MiB", 64), (0.5, 2), (0.05, 64)):
+            with pool_on(simulated(4 * GIB, handle=64 * MIB), limit=limit) as pool:
+                pool.allocate(128 * MIB)
+                assert virtual(pool)[1] == count, limit
+
+    def test_another_limit_ends_the_shortage(self):
+        source = simulated(4 * GIB, handle=64 * MIB)
+        with pool_on(source, limit="256MiB") as pool:
+            pool.allocate(128 * MIB)
+            assert virtual(pool)[1] == 64
+            pool.set_limit("4GiB")
+            pool.allocate(128 * MIB)
+            assert virtual(pool)[1] == 66
+
 
 class TestGivingBack:
     @SOURCES
@@ -327,6 +362,23 @@ class TestStreams:
             for ptr in blocks[::2]:
                 pool.deallocate(ptr)
             pool.allocate(32 * MIB)
+            pool.check()
+
+    def test_a_free_that_leaves_a_pool_at_rest_waits_for_nothing(self):
+        """Also where free memory comes home from a stream that is gone."""
+        source = simulated(128 * MIB)
+        with pool_on(source) as pool:
+            stream = source.driver.create_stream()
+            events = arrays_of((1, 16 * MIB), (2, 32 * MIB), -2, -1, stream=np.array([0, 1, 1, 0], np.uint16))
+            replayer = Replayer(pool, vpool.Trace(**events), {0: 0, 1: stream}, lag=100)
+            assert replayer.run(0, 3) == 3
+            source.driver.destroy_stream(stream)
+            before = calls(pool)
+            assert replayer.run(3, 4) == 4
+            assert pool.stats.pending_bytes == 32 * MIB, "it came home"
+            assert pool.crossings["drains"] == 0
+            assert calls(pool).get("event_synchronize", 0) == before.get("event_synchronize", 0)
+            source.driver.complete()
             pool.check()
 
     def test_a_capture_has_memory_of_its_own(self):
@@ -455,7 +507,9 @@ class TestSources:
 
 
 # Of the default options, three passes over each recorded trace.
-MOST_OVER_LIVE = {"fsdp_train": 1.06, "llm_generate": 1.04}
+MOST_OVER_LIVE = {"fsdp_train": 1.045, "llm_generate": 1.04}
+# Driver calls of a later pass over those of the first.  The streams of `fsdp_train` keep its handles on the move.
+MOST_LATER = {"fsdp_train": 0.6, "two_streams": 0.15}
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -464,19 +518,44 @@ def test_a_trace_needs_little_more_than_is_live(name):
     result = vpool.replay(trace, source="simulated-vmm", passes=3)
     assert result.oom is None
     assert result.reserved_over_live < MOST_OVER_LIVE.get(name, 1.03)
-    assert max(result.driver_ns[1:]) < 0.6 * result.driver_ns[0]
+    assert max(result.driver_calls[1:]) < MOST_LATER.get(name, 0.11) * result.driver_calls[0]
     assert result.driver_ns[0] > 30_000 * result.driver_calls[0] // 10, "modelled time is in it"
     assert max(result.worst_driver_ns) < max(result.driver_ns)
 
 
-@pytest.mark.parametrize("name", ["two_streams", "resnet_train"])
-def test_tight_completes_with_hardly_more_than_is_live(name):
+@pytest.mark.parametrize("name", ["llm_lora", "moe_train"])
+def test_a_device_that_is_behind_its_host_takes_no_more_memory(name):
+    """A move waits for nothing, so that what is complete does not matter where there is one stream."""
     trace = recorded(name)
-    capacity = int(1.01 * trace.peak_live_bytes)
-    source = vpool.sources.SimulatedVmm(capacity, tight=True)
-    result = vpool.replay(trace, source=source, capacity=capacity)
+    at_once, late = (vpool.replay(trace, source="simulated-vmm", lag=lag) for lag in (0, 50))
+    assert late.reserved_over_live == pytest.approx(at_once.reserved_over_live, abs=0.003)
+
+
+def maps_after(trace, passes):
+    source = vpool.sources.SimulatedVmm()
+    vpool.replay(trace, vpool.Dynamic(limit=1.0), source=source, passes=passes)
+    return source.driver.calls()["handle_map"][0]
+
+
+def test_a_pass_that_was_seen_twice_moves_nothing():
+    """Between passes the free memory of all streams is at home, and each handle where it was first."""
+    trace = recorded("two_streams")
+    assert maps_after(trace, 4) == maps_after(trace, 3)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_trace_completes_with_hardly_more_than_is_live(name):
+    """Two passes by default within a limit in bytes: handles are small from early on."""
+    trace = recorded(name)
+    result = vpool.replay(trace, source="simulated-vmm", capacity=int(1.01 * trace.peak_live_bytes), passes=2)
     assert result.oom is None
     assert result.reserved_over_live <= 1.01
+
+
+@pytest.mark.parametrize("name", ["llm_train", "resnet_train", "two_streams"])
+def test_some_complete_with_less(name):
+    trace = recorded(name)
+    assert vpool.replay(trace, source="simulated-vmm", capacity=int(1.005 * trace.peak_live_bytes)).oom is None
 
 
 def test_patterns_stay_over_a_whole_trace():

@@ -9,7 +9,7 @@ import pytest
 
 import vpool
 from tests.helpers.pools import GIB, MIB, host_pool, round_up
-from tests.helpers.traces import ALL, EIGHT, FOLDER, SMALL, made, recorded
+from tests.helpers.traces import ALL, EIGHT, FOLDER, SMALL, arrays_of, made, recorded
 from vpool._interface.replay import Replayer
 from vpool.errors import PatternError
 
@@ -215,6 +215,19 @@ class TestPasses:
             vpool.replay(made(*SMALL), passes=passes)
 
 
+def test_with_a_lag_work_is_complete_some_events_later():
+    """What one stream freed serves another: behind an event as long as it is not complete, `between` events later."""
+    waits = {}
+    for lag, between in ((0, 0), (2, 0), (2, 1), (3, 1)):
+        events = ((1, 1 << 20), -1, *[(2, 0)] * between, (3, 1 << 20))
+        streams = np.array([1, 1, *[0] * between, 0], np.uint16)
+        source = vpool.sources.Simulated("1MiB")
+        trace = vpool.Trace(**arrays_of(*events, stream=streams))
+        assert vpool.replay(trace, vpool.Dynamic(initial="1MiB", limit="1MiB"), source, lag=lag).oom is None
+        waits[lag, between] = source.driver.calls()["stream_wait_event"][0]
+    assert waits == {(0, 0): 0, (2, 0): 1, (2, 1): 0, (3, 1): 1}
+
+
 class TestArguments:
     """What replay is told."""
 
@@ -229,6 +242,7 @@ class TestArguments:
             ({"capacity": 1.5}, TypeError),
             ({"capacity": "lots"}, ValueError),
             ({"passes": "two"}, TypeError),
+            ({"lag": -1}, ValueError),
         ],
     )
     def test_is_refused(self, arguments, error):

@@ -66,6 +66,7 @@ def replay(
     *,
     patterns=False,
     maintain=False,
+    lag=0,
     progress=None,
 ):
     """Replay a trace through a pool of its own.
@@ -89,6 +90,9 @@ def replay(
     pessimistic : bool
         Let a free be complete for other streams only at the trace's next mark.  Not on a real device,
         which knows itself.
+    lag : int
+        Let each event's work be complete only so many events later, as on a device that is behind its host.  Not on
+        a real device.
     patterns : bool
         Write a pattern into each block when it is lent, and verify it when it is freed.
     maintain : bool
@@ -114,5 +118,14 @@ def replay(
     capacity = None if capacity is None else parse_size(capacity, "capacity")
     policy = policy_of(strategy, trace, capacity, passes)
     return run(
-        trace, policy, source, capacity, passes, pessimistic, patterns=patterns, maintain=maintain, progress=progress
+        trace,
+        policy,
+        source,
+        capacity,
+        passes,
+        pessimistic,
+        patterns=patterns,
+        maintain=maintain,
+        lag=lag,
+        progress=progress,
     )

@@ -106,6 +106,7 @@ def run(
     *,
     patterns=False,
     maintain=False,
+    lag=0,
     progress=None,
 ):
     """Replay a trace by a policy: see `vpool.replay`, which takes names, paths and sizes as well."""
@@ -115,7 +116,7 @@ def run(
     if patterns and not pool.source.has_memory:
         raise ValueError(f"source {pool.source.name!r} has no memory to write patterns into")
     with pool, streams_of(pool.source.driver, trace) as streams:
-        replayer = Replayer(pool, trace, streams, pessimistic, patterns, maintain)
+        replayer = Replayer(pool, trace, streams, pessimistic, patterns, maintain, lag)
         return _Run(pool, trace, replayer, passes, patterns, progress).result()
 
 

@@ -94,7 +94,7 @@ def CudaVmm(device=None, *, handle=None, tight=False, peers=(), exportable=False
     device : int, optional
         Ordinal; the thread's current device if not given.
     handle : int or str, optional
-        Bytes of a handle where nothing else decides, a multiple of 2 MiB; 24 MiB if not given.  A handle moves whole
+        Bytes of a handle where nothing else decides, a multiple of 2 MiB; 34 MiB if not given.  A handle moves whole
         or not at all, so smaller ones waste less memory and cost more driver calls.
     tight : bool
         Waste as little memory as possible: handles of 2 MiB, at about ten times the driver time.

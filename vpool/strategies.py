@@ -13,6 +13,11 @@ _DEFAULT_INITIAL = "256MiB"
 _SMALLEST_STEP = 4096
 
 
+# Of a limit in bytes, which is a budget; a share of the device is a guard against taking all of it.
+EASE_OF_BYTES = 1 / 16
+EASE_OF_SHARE = 1 / 2
+
+
 class Numbers(NamedTuple):
     """What a strategy comes to on one device: the numbers that a pool works with.  Sizes in bytes."""
 
@@ -30,6 +35,9 @@ class Numbers(NamedTuple):
     grows: bool = True  # beyond the core
     planned: bool = False  # the core is a plan's, and serves nothing else
     exact: bool = False  # beyond the core only what is not common, in segments of its own size
+    ease: float = (
+        EASE_OF_SHARE  # share of the limit that may be live before a source whose memory moves saves every byte
+    )
 
 
 class Strategy:
@@ -150,8 +158,10 @@ class Dynamic(Strategy):
                 )
             initial = limit
         if isinstance(self.growth, float):
-            return Numbers(limit, initial, factor=self.growth, adaptive=self.adaptive)
-        return Numbers(limit, initial, step=parse_size(self.growth, "growth"), adaptive=self.adaptive)
+            numbers = Numbers(limit, initial, factor=self.growth, adaptive=self.adaptive)
+        else:
+            numbers = Numbers(limit, initial, step=parse_size(self.growth, "growth"), adaptive=self.adaptive)
+        return numbers if isinstance(self.limit, float) else numbers._replace(ease=EASE_OF_BYTES)
 
     def limit_of(self):
         """The limit of the whole pool: see `Strategy.limit_of`."""

@@ -31,7 +31,7 @@ from vpool.placement import checked_plan, with_plan
 from vpool.policy import Policy
 from vpool.sizes import parse_size
 from vpool.sources import resolve
-from vpool.strategies import Dynamic, Strategy
+from vpool.strategies import EASE_OF_BYTES, Dynamic, Strategy
 from vpool.trimming import checked_marks
 
 _numbers = itertools.count(1)
@@ -519,7 +519,8 @@ cdef class Pool(Upkeep):
         strategy = self.strategy.with_limit(limit)
         self._set_limit(limit)
         self.strategy = strategy
-        self.numbers = self.numbers._replace(limit=limit)
+        self.numbers = self.numbers._replace(limit=limit, ease=EASE_OF_BYTES)
+        self.areas.apply(self.numbers)
 
     cdef uint64_t lent_address(self, ptr) except? 0:
         """The address that a caller has of a block, by number or as a buffer of this pool that is open."""

@@ -70,6 +70,8 @@ cdef class Replayer:
         Write a pattern into each block and verify it when it is freed.
     maintain : bool
         Maintain the pool before each event.
+    lag : int
+        Let the work of each event on a simulated stream be complete so many events later, not at once.
 
     Attributes
     ----------
@@ -101,6 +103,9 @@ cdef class Replayer:
     cdef bint pessimistic
     cdef bint patterns
     cdef bint maintain
+    cdef Py_ssize_t lag
+    cdef int32_t[::1] late_stream         # [event modulo lag]: the work that is to be complete after so many events
+    cdef uint64_t[::1] late_work
     cdef readonly uint64_t nanoseconds
     cdef public uint64_t worst_ns
     cdef readonly uint64_t verified
@@ -108,7 +113,9 @@ cdef class Replayer:
     cdef int status                       # of the driver call for a pattern that failed
 
     def __init__(self, Pool pool not None, trace, streams, bint pessimistic=False, bint patterns=False,
-                 bint maintain=False):
+                 bint maintain=False, Py_ssize_t lag=0):
+        if lag < 0:
+            raise ValueError(f"lag must be at least 0 events, got {lag}")
         self.pool = pool
         self.source = pool.core.source
         self.op = trace.op
@@ -121,7 +128,10 @@ cdef class Replayer:
         simulated = np.zeros(len(slots), np.int32)
         self.simulated = self.source.driver if isinstance(self.source.driver, StreamedDriver) else None
         self.pessimistic = pessimistic
-        if pessimistic and self.simulated is None:
+        self.lag = lag
+        self.late_stream = np.zeros(max(lag, 1), np.int32)
+        self.late_work = np.zeros(max(lag, 1), np.uint64)
+        if (pessimistic or lag) and self.simulated is None:
             raise ValueError(f"when work on source {self.source.name!r} is complete is the device's to say")
         for index, stream in streams.items():
             slots[index] = pool.streams.slot_of(stream)
@@ -172,6 +182,8 @@ cdef class Replayer:
                     while i >= mark:
                         next_mark += 1
                         mark = self.marks[next_mark]
+                if self.lag:
+                    self.be_late(i)
                 if self.maintain:
                     self.pool.areas.maintain()
                 if not (self.lend(i) if self.op[i] == 0 else self.take_back(i)):
@@ -183,6 +195,15 @@ cdef class Replayer:
                     self.worst_ns = spent - before
             self.nanoseconds += now_ns() - started
         return i
+
+    cdef void be_late(self, Py_ssize_t event) noexcept nogil:
+        """Queue an event's work, and complete what was queued `lag` events ago."""
+        cdef int stream = self.simulated_streams[self.stream[event]]
+        cdef Py_ssize_t at = event % self.lag
+        self.simulated.complete_at(self.late_stream[at], self.late_work[at])
+        self.simulated.queue_at(stream)
+        self.late_stream[at] = stream
+        self.late_work[at] = self.simulated.queued_at(stream)
 
     cdef inline bint lend(self, Py_ssize_t event) noexcept nogil:
         """An allocation; False where it fails."""

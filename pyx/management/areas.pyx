@@ -54,6 +54,7 @@ cdef class Areas:
         core.state.rule.initial = numbers.initial
         core.state.rule.factor = numbers.factor
         core.state.rule.step = numbers.step
+        core.state.ease = numbers.ease
         if numbers.adaptive:
             core.state.word |= STATE_ADAPTIVE
         if source.granularity and numbers.grows:
@@ -420,6 +421,7 @@ cdef class Areas:
         self.state.rule.initial = numbers.initial
         self.state.rule.factor = numbers.factor
         self.state.rule.step = numbers.step
+        self.state.ease = numbers.ease
         if numbers.adaptive:
             atomic_write(self.state.word, self.state.word | STATE_ADAPTIVE)
         else:

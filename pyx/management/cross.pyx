@@ -18,7 +18,7 @@ from vpool._management.lend cimport (
     lend_return,
 )
 from vpool._management.merge cimport free_block
-from vpool._management.order cimport order_make, order_mark, order_poll, order_proved
+from vpool._management.order cimport order_make, order_mark, order_poll, order_proved, order_queue
 from vpool._management.pending cimport pending_on, pending_put, pending_release, pending_rotate, pending_use
 from vpool._management.state cimport CoreState, Request, lock_all, slot_count, unlock_all
 from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK
@@ -324,6 +324,20 @@ cdef BlockId cross_take_own(Request* request) noexcept nogil:
         request.address = arena.blocks[request.block_id].address
     bias_drop(&arena.lock)
     return request.block_id
+
+
+cdef void cross_gather(CoreState* state, Source source) noexcept nogil:
+    """Bring free memory home, and let the default stream come after whatever of it is not complete.  Never waits."""
+    cdef uint16_t slots[AT_ONCE]
+    cdef uint64_t numbers[AT_ONCE]
+    cdef uint32_t count, i
+    cdef Arena* home = state.arenas[0]
+    _recall_parts(state, source)
+    count = _awaited(home, 0, slots, numbers, AT_ONCE) if atomic_read(home.pending_blocks) else 0
+    for i in range(count):
+        order_queue(state, source, home.slot, slots[i], numbers[i])
+    if count:
+        _sweep(state, home)
 
 
 cdef BlockId cross_merge(CoreState* state, Source source, Request* request) noexcept nogil:

@@ -7,6 +7,7 @@ from vpool._base.memory cimport lazy_release
 from vpool._base.turn cimport turn_give, turn_take
 from vpool._management.arena cimport Arena, arena_allocated
 from vpool._management.core cimport Core, core_live_bytes
+from vpool._management.cross cimport cross_gather
 from vpool._management.holes cimport holes_remove_segment
 from vpool._management.mapped cimport Mapped, MappedHandle, Victim, mapped_is_open, mapped_release, mapped_unmap
 from vpool._management.moves cimport (
@@ -18,8 +19,8 @@ from vpool._management.moves cimport (
     moves_segment,
 )
 from vpool._management.room cimport room_pieces
-from vpool._management.state cimport STATE_CLOSED, CoreState, Segment
-from vpool._management.window cimport Window, window_victims
+from vpool._management.state cimport STATE_CLOSED, CoreState, Segment, slot_count
+from vpool._management.window cimport Window, window_forget, window_victims
 from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK
 from vpool._storage.mapped_source cimport MappedSource
 
@@ -105,7 +106,7 @@ cdef int idle_trim(Core core, uint64_t keep, uint64_t* released) noexcept nogil:
     before = atomic_read(state.reserved)
     first = _release_spare(core)
     none.address = none.nbytes = 0
-    count = window_victims(mapped, mapped.pieces, room_pieces(core), &none, &movable)
+    count = window_victims(mapped, room_pieces(core), &none, &movable)
     for i in range(count):
         victim = &mapped.victims[i]
         mapped.handles[victim.number].candidate = 0
@@ -147,30 +148,51 @@ cdef void _look_for_parked(Core core, uint64_t live) noexcept nogil:
     core.coalesce()
 
 
+cdef void _release_large(Core core) noexcept nogil:
+    """Give back what is larger than a granule, so that it comes again in small handles: see `room`."""
+    cdef Mapped* mapped = &core.state.mapped
+    cdef Window none
+    cdef uint64_t movable
+    cdef uint32_t count, i
+    none.address = none.nbytes = 0
+    count = window_victims(mapped, room_pieces(core), &none, &movable)
+    window_forget(mapped, count)
+    for i in range(count):
+        if mapped.handles[mapped.victims[i].number].memory.nbytes > mapped.granularity:
+            moves_release(core, &mapped.victims[i])
+
+
 cdef void idle_look(Core core) noexcept nogil:
     """Where little is live, let handles go home, so that the next step finds what the first one made.
 
-    Called after frees; takes the growth turn where there is something to do.
+    Once, and again whenever half as much is live.  What other streams keep goes home before, and the default stream
+    comes after their work, so that what is found does not depend on what was complete.  Called after frees; takes
+    the growth turn where there is something to do.
     """
     cdef CoreState* state = &core.state
     cdef Mapped* mapped = &state.mapped
     cdef uint64_t live = core_live_bytes(state)
-    cdef uint64_t peak = atomic_read(state.peaks.allocated_bytes)
+    cdef uint64_t peak = max(atomic_read(state.peaks.allocated_bytes), atomic_read(mapped.peak_live))
     cdef uint32_t number
     if atomic_read(state.arenas[0].lent_bytes):
         _look_for_parked(core, live)
-    if not mapped.armed:
-        if live * AT_WORK > peak:
-            mapped.armed = True
+    if live * AT_WORK > peak:
+        atomic_write(mapped.home_live, live)
         return
-    if live * AT_REST >= peak:
+    if live * AT_REST >= peak or 2 * live > atomic_read(mapped.home_live) or atomic_read(mapped.home_live) == 0:
         return
     turn_take(&state.growth_turn)
-    mapped.armed = False
+    atomic_write(mapped.home_live, live)
+    if slot_count(state) > 1:
+        turn_take(&state.crossing_turn)
+        cross_gather(state, core.source)
+        turn_give(&state.crossing_turn)
     for number in range(1, mapped.fresh):
         if mapped.handles[number].memory.token and mapped.handles[number].active > 0 and (
                 mapped_is_open(&mapped.handles[number], 0)):
             _go_home(core, number)
+    if mapped.short_at == state.limit:
+        _release_large(core)
     turn_give(&state.growth_turn)
 
 
@@ -179,13 +201,12 @@ cdef uint64_t idle_movable(Core core) noexcept nogil:
     cdef Mapped* mapped = &core.state.mapped
     cdef Window none
     cdef uint64_t movable = 0
-    cdef uint32_t count, i
+    cdef uint32_t count
     turn_take(&core.state.growth_turn)
     if mapped.span.address:
         none.address = none.nbytes = 0
-        count = window_victims(mapped, mapped.pieces, room_pieces(core), &none, &movable)
-        for i in range(count):
-            mapped.handles[mapped.victims[i].number].candidate = 0
+        count = window_victims(mapped, room_pieces(core), &none, &movable)
+        window_forget(mapped, count)
         movable += mapped.spare_bytes
     turn_give(&core.state.growth_turn)
     return movable

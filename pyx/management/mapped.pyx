@@ -20,7 +20,6 @@ cdef int mapped_open(Mapped* mapped, MappedSource source, uint64_t nbytes) noexc
     if mapped.handles == NULL:
         mapped.handles = <MappedHandle*> lazy_reserve(MOST_HANDLES * sizeof(MappedHandle))
         mapped.fresh = 1
-        mapped.armed = True
     if mapped.pieces == NULL:
         mapped.pieces = <Piece*> lazy_reserve(MOST_PIECES * sizeof(Piece))
     if mapped.victims == NULL:

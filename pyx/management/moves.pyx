@@ -195,9 +195,10 @@ cdef int moves_release(Core core, Victim* victim) noexcept nogil:
     cdef uint64_t nbytes = handle.memory.nbytes
     cdef uint64_t stamp = 0
     cdef int status
+    if not _complete_everywhere(core, handle, victim.stamp):
+        return STATUS_NOT_READY                   # but it may be moved
     victim.used = True
-    if not _complete_everywhere(core, handle, victim.stamp) or not moves_punch(
-            core, victim.block_id, victim.address, nbytes, &stamp):
+    if not moves_punch(core, victim.block_id, victim.address, nbytes, &stamp):
         return STATUS_NOT_READY
     if not moves_complete(core, stamp, False):         # freed anew meanwhile
         moves_fill(core, 0, victim.address, nbytes, stamp)

@@ -155,12 +155,11 @@ cdef bint _can_wait(CoreState* state, Source source, uint16_t user) noexcept nog
     return order_reach(source, &state.table[user], &capture) == STATUS_OK and capture == CAPTURE_NONE
 
 
-cdef int order_make(CoreState* state, Source source, uint16_t user, uint16_t freer, uint64_t number) noexcept nogil:
-    """Make new work of slot `user` come after what slot `freer` freed with that stamp.
+cdef int order_queue(CoreState* state, Source source, uint16_t user, uint16_t freer, uint64_t number) noexcept nogil:
+    """Make new work of slot `user` come after what slot `freer` freed with that stamp, without the host waiting.
 
     By proof that it is complete, by a wait that was already made, else by a wait of the user's stream
-    for an event; where the freer's stream is out of reach, by waiting for the device.  STATUS_NOT_READY
-    where it would have to be waited for and that may not be: in a pool that never waits, or in a capture.
+    for an event.  STATUS_NOT_READY in a capture, and another status where none of these can be.
     """
     cdef Slot* slot = &state.table[freer]
     cdef int status, i
@@ -169,21 +168,32 @@ cdef int order_make(CoreState* state, Source source, uint16_t user, uint16_t fre
     if state.arenas[freer].captured:
         return STATUS_NOT_READY                   # a graph may use it again at any time
     status = order_mark(state, source, freer, number)
-    if status == STATUS_NOT_READY:
+    if status != STATUS_OK:
         return status
-    if status == STATUS_OK:
-        order_poll(state, source, freer)
-        if order_proved(state, user, freer, number):
-            return STATUS_OK
-        for i in range(slot.marker_count if _can_wait(state, source, user) else 0):
-            if slot.markers[i].number >= number:
-                status = source.wait_for_event(state.table[user].stream, slot.markers[i].event)
-                if status == STATUS_OK:
-                    atomic_write(state.table[user].waited[freer], slot.markers[i].number)
-                    atomic_add(state.waits, 1)
-                    atomic_add(state.overwaits, slot.markers[i].number > number)
-                    return STATUS_OK
-                break
+    order_poll(state, source, freer)
+    if order_proved(state, user, freer, number):
+        return STATUS_OK
+    for i in range(slot.marker_count if _can_wait(state, source, user) else 0):
+        if slot.markers[i].number >= number:
+            status = source.wait_for_event(state.table[user].stream, slot.markers[i].event)
+            if status == STATUS_OK:
+                atomic_write(state.table[user].waited[freer], slot.markers[i].number)
+                atomic_add(state.waits, 1)
+                atomic_add(state.overwaits, slot.markers[i].number > number)
+                return STATUS_OK
+            break
+    return STATUS_INVALID_HANDLE
+
+
+cdef int order_make(CoreState* state, Source source, uint16_t user, uint16_t freer, uint64_t number) noexcept nogil:
+    """Make new work of slot `user` come after what slot `freer` freed with that stamp.
+
+    As `order_queue` does, or by waiting: for the device where the freer's stream is out of reach.  STATUS_NOT_READY
+    where that may not be: in a pool that never waits, or in a capture.
+    """
+    cdef int status = order_queue(state, source, user, freer, number)
+    if status == STATUS_OK or status == STATUS_NOT_READY:
+        return status
     if state.never_waits:
         return STATUS_NOT_READY
     status = order_drain(state, source)

@@ -11,9 +11,10 @@ handle comes back there without a driver call.  No data moves, and no live block
 The growth turn is the caller's where no function says that it takes it; driver calls are made under no lock.
 """
 from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memset
 
 from vpool._base.bias cimport bias_drop, bias_take
-from vpool._base.lock cimport atomic_read, spin_lock, spin_unlock
+from vpool._base.lock cimport atomic_read, atomic_write, spin_lock, spin_unlock
 from vpool._base.types cimport BLOCK_FREE, BLOCK_UNMAPPED, GRANULE, Block, BlockId, round_up
 from vpool._management.arena cimport Arena, arena_take_behind
 from vpool._management.core cimport Core, core_live_bytes
@@ -30,29 +31,36 @@ from vpool._management.mapped cimport (
 )
 from vpool._management.moves cimport STATUS_NO_ROOM, moves_create, moves_find, moves_release, moves_take
 from vpool._management.state cimport CoreState, Request, Segment
-from vpool._management.window cimport Window, window_best, window_last, window_link, window_victims
+from vpool._management.window cimport (
+    Window,
+    window_best,
+    window_costs,
+    window_forget,
+    window_link,
+    window_victims,
+)
 from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.mapped_source cimport MappedSource
 
 cdef uint64_t MOST_RANGE = <uint64_t> 1 << 44     # bytes of address space
 cdef uint64_t LEAST_RANGE = <uint64_t> 1 << 32
 
-cdef enum:
-    # Nanoseconds, as measured: to map a handle somewhere else and set its access, and to unmap one.
-    MOVE_NS = 34_500
-    UNMAP_NS = 21_000
-    DEAR_NS = 1_000_000           # a window that costs more is compared with fresh addresses
-
 # Of what is reserved: no handle is smaller where it can as well be larger.  Smaller ones cost driver calls, larger
 # ones memory; measured on nine traces.
 cdef double LEAST_SHARE = 0.006
 cdef uint64_t LARGEST = 4         # handles of the usual size that such a one has at most
+cdef uint64_t AT_ONCE = 64        # handles that one request takes from the source at most, unless memory is short
 
 cdef struct Plan:
     Window window
     uint32_t victim_count
+    uint32_t used                 # of these, so many from the first on were taken
+    bint busy                     # none of the others can go back to the source: work may touch it
     uint64_t most                 # bytes that may be reserved before memory is taken from victims
     uint64_t excess               # bytes that have to come from them still
+    uint64_t movable              # bytes that they have
+    uint64_t unit                 # bytes of a new handle
+    bint short                    # of memory: handles are made small, whatever that costs
     BlockId hole                  # that is being filled
 
 
@@ -125,48 +133,104 @@ cdef bint _comes_back(MappedHandle* handle, uint64_t address) noexcept nogil:
     return mapped_is_open(handle, place) and handle.places[place].address == address
 
 
+cdef int _move(Core core, Plan* plan, uint32_t victim, uint64_t address, uint64_t* made) noexcept nogil:
+    """Move a victim's handle to a place in the hole that is being filled."""
+    cdef Mapped* mapped = &core.state.mapped
+    cdef int status
+    made[0] = mapped.handles[mapped.victims[victim].number].memory.nbytes
+    status = moves_take(core, &mapped.victims[victim], plan.hole, address)
+    if status == STATUS_OK:
+        plan.excess -= min(plan.excess, made[0])
+    return status
+
+
+cdef int _come_back(Core core, Plan* plan, uint64_t address, uint64_t most, uint64_t* made) noexcept nogil:
+    """Let a victim of at most so many bytes be where it is mapped still; NOT_READY where there is none."""
+    cdef Mapped* mapped = &core.state.mapped
+    cdef uint32_t number = mapped_at(mapped, address)
+    cdef MappedHandle* handle = &mapped.handles[number]
+    if number == 0 or handle.candidate == 0 or handle.memory.nbytes > most or (
+            mapped.victims[handle.candidate - 1].used or not _comes_back(handle, address)):
+        return STATUS_NOT_READY
+    return _move(core, plan, handle.candidate - 1, address, made)
+
+
+cdef int _move_any(Core core, Plan* plan, uint64_t address, uint64_t most, uint64_t* made) noexcept nogil:
+    """Move the first victim of at most so many bytes that can be moved; NOT_READY where there is none."""
+    cdef Mapped* mapped = &core.state.mapped
+    cdef uint32_t i
+    cdef int status
+    while plan.used < plan.victim_count and mapped.victims[plan.used].used:
+        plan.used += 1
+    for i in range(plan.used, plan.victim_count):
+        if not mapped.victims[i].used and mapped.handles[mapped.victims[i].number].memory.nbytes <= most:
+            status = _move(core, plan, i, address, made)
+            if status != STATUS_NOT_READY:
+                return status
+    return STATUS_NOT_READY
+
+
+cdef int _release_any(Core core, Plan* plan) noexcept nogil:
+    """Give the first victim back that no work can touch; NOT_READY where there is none.
+
+    What is made in its stead is smaller.
+    """
+    cdef Mapped* mapped = &core.state.mapped
+    cdef uint32_t i
+    cdef uint64_t nbytes
+    cdef int status
+    for i in range(plan.used, 0 if plan.busy else plan.victim_count):
+        if not mapped.victims[i].used:
+            nbytes = mapped.handles[mapped.victims[i].number].memory.nbytes
+            status = moves_release(core, &mapped.victims[i])
+            if status == STATUS_OK:
+                plan.excess -= min(plan.excess, nbytes)
+            if status != STATUS_NOT_READY:
+                return status
+    plan.busy = True
+    return STATUS_NOT_READY
+
+
+cdef int _from_victims(Core core, Plan* plan, uint64_t address, uint64_t left, uint64_t room,
+                       uint64_t* made) noexcept nogil:
+    """Take memory from a victim for a hole: OK with nothing `made` where it went back to the source instead.
+
+    A handle may hang over what is needed, where there is room: that it moves takes no time of the device.  One that
+    goes back has to wait until its work is complete; a pool that is short of memory prefers that, for small ones.
+    """
+    cdef uint64_t whole = core.state.mapped.granularity if plan.short else left
+    cdef int status = _come_back(core, plan, address, whole, made)
+    if status == STATUS_NOT_READY:
+        status = _move_any(core, plan, address, whole, made)
+    if status == STATUS_NOT_READY and plan.short:
+        made[0] = 0
+        status = _release_any(core, plan)
+    if status == STATUS_NOT_READY:
+        status = _move_any(core, plan, address, room, made)
+    if status == STATUS_NOT_READY and not plan.short:
+        made[0] = 0
+        status = _release_any(core, plan)
+    return status
+
+
 cdef int _step(Core core, Plan* plan, uint64_t address, uint64_t left, uint64_t room, uint64_t* made) noexcept nogil:
     """Give a hole memory from its begin on: `made` bytes, of `left` that are needed and `room` that it has."""
     cdef Mapped* mapped = &core.state.mapped
-    cdef uint64_t unit = (<MappedSource> core.source).handle_bytes
-    cdef uint32_t number, i
+    cdef uint64_t reserved = atomic_read(core.state.reserved)
     cdef uint64_t nbytes, more
     cdef int status
     made[0] = 0
     if plan.excess:
-        number = mapped_at(mapped, address)
-        if number and mapped.handles[number].candidate and mapped.handles[number].memory.nbytes <= left and (
-                _comes_back(&mapped.handles[number], address)):
-            i = mapped.handles[number].candidate - 1
-            if not mapped.victims[i].used:
-                made[0] = mapped.handles[number].memory.nbytes
-                status = moves_take(core, &mapped.victims[i], plan.hole, address)
-                if status != STATUS_NOT_READY:
-                    plan.excess -= min(plan.excess, made[0])
-                    return status
-        for i in range(plan.victim_count):
-            if not mapped.victims[i].used and mapped.handles[mapped.victims[i].number].memory.nbytes <= left:
-                made[0] = mapped.handles[mapped.victims[i].number].memory.nbytes
-                status = moves_take(core, &mapped.victims[i], plan.hole, address)
-                if status != STATUS_NOT_READY:
-                    plan.excess -= min(plan.excess, made[0])
-                    return status
-        made[0] = 0
-        for i in range(plan.victim_count):
-            if not mapped.victims[i].used:
-                nbytes = mapped.handles[mapped.victims[i].number].memory.nbytes
-                status = moves_release(core, &mapped.victims[i])
-                if status != STATUS_NOT_READY:
-                    plan.excess -= min(plan.excess, nbytes)
-                    return status
-        plan.excess = 0                           # more is reserved than it should be, rather than fail
-    nbytes = left if 2 * left < 3 * unit else unit
-    if nbytes == left and unit > mapped.granularity:
+        status = _from_victims(core, plan, address, left, room, made)
+        if status != STATUS_NOT_READY:
+            return status
+        # More is reserved than it should be, rather than fail.
+    nbytes = left if 2 * left < 3 * plan.unit else plan.unit
+    if nbytes == left and plan.unit > mapped.granularity:
         # What follows would need a small handle again, which costs as much as a larger one.  Who asked for the
         # smallest ones gets them.
-        more = round_up(<uint64_t> (atomic_read(core.state.reserved) * LEAST_SHARE), mapped.granularity)
-        more = min(more, LARGEST * unit)
-        if more > nbytes and atomic_read(core.state.reserved) + more <= plan.most:
+        more = min(round_up(<uint64_t> (reserved * LEAST_SHARE), mapped.granularity), LARGEST * plan.unit)
+        if more > nbytes and reserved + more <= plan.most:
             nbytes = min(more, room)
     return moves_create(core, plan.hole, address, nbytes, made)
 
@@ -194,33 +258,49 @@ cdef int _fill_window(Core core, Plan* plan, uint32_t count) noexcept nogil:
     return STATUS_OK
 
 
-cdef uint64_t _cost(Core core, Window* window) noexcept nogil:
-    """Nanoseconds that a window may take, if all its memory is moved."""
+cdef bint _is_short(Core core, uint64_t live) noexcept nogil:
+    """Whether every byte counts: the source has refused some, or more was live than the pool's limit leaves at ease.
+
+    For good, unless the limit changes: small handles help only where all are small.
+    """
     cdef Mapped* mapped = &core.state.mapped
-    cdef uint64_t mean = mapped.nbytes // mapped.handle_count if mapped.handle_count else 1
-    return window.holes * MOVE_NS // max(mean, <uint64_t> 1)
+    if live > core.state.ease * core.state.limit:
+        mapped.short_at = core.state.limit
+    return mapped.short_at == core.state.limit
 
 
-cdef uint64_t _stale_cost(Core core, Window* window, uint32_t count) noexcept nogil:
-    """And to unmap what is stale in its holes."""
+cdef uint64_t _unit(Core core, Plan* plan, uint64_t nbytes) noexcept nogil:
+    """Bytes of a new handle: half the usual ones where memory moves, for what moves best is small."""
+    cdef uint64_t granularity = core.state.mapped.granularity
+    cdef uint64_t unit = (<MappedSource> core.source).handle_bytes
+    if plan.short or unit == granularity:
+        return granularity
+    if plan.excess:
+        unit //= 2
+    return round_up(max(unit, nbytes // AT_ONCE), granularity)
+
+
+cdef void _look_for_window(Core core, Plan* plan, uint32_t count, uint64_t nbytes) noexcept nogil:
+    """Choose a window, and list whom its memory can come from; that of the least memory is chosen already.
+
+    Where so much can be moved that any window will do, it is the one that takes the least time.
+    """
     cdef Mapped* mapped = &core.state.mapped
-    cdef uint64_t end = window.address + window.nbytes
-    cdef uint64_t at, total
-    cdef uint32_t i = window.first
-    cdef uint32_t number
-    cdef uint32_t before = 0
-    total = 0
-    while i < count and mapped.pieces[i].address < end:
-        if mapped.pieces[i].hole:
-            at = max(mapped.pieces[i].address, window.address)
-            while at < min(mapped.pieces[i].address + mapped.pieces[i].nbytes, end):
-                number = mapped_at(mapped, at)
-                if number and number != before:
-                    total += UNMAP_NS
-                before = number
-                at += mapped.granularity
-        i += 1
-    return total
+    cdef uint64_t reserved = atomic_read(core.state.reserved)
+    cdef uint64_t spare = 2 * (<MappedSource> core.source).handle_bytes
+    cdef uint64_t movable = 0
+    cdef Window none
+    if reserved + plan.window.holes > plan.most:
+        none.address = none.nbytes = 0
+        plan.victim_count = window_victims(mapped, count, &none, &movable)
+        if reserved + nbytes + spare <= plan.most + movable:
+            window_costs(mapped, count)
+            window_best(mapped, count, nbytes, True, &plan.window)
+        window_forget(mapped, plan.victim_count)
+        plan.victim_count = 0
+    if reserved + plan.window.holes > plan.most:
+        plan.excess = reserved + plan.window.holes - plan.most
+        plan.victim_count = window_victims(mapped, count, &plan.window, &plan.movable)
 
 
 cdef int _make(Core core, uint64_t nbytes, Request* request, bint scarce) noexcept nogil:
@@ -228,34 +308,25 @@ cdef int _make(Core core, uint64_t nbytes, Request* request, bint scarce) noexce
     cdef CoreState* state = &core.state
     cdef Mapped* mapped = &state.mapped
     cdef Plan plan
-    cdef Window fresh
     cdef uint32_t count = room_pieces(core)
     cdef uint64_t live = core_live_bytes(state) + request.nbytes
     cdef uint64_t reserved = atomic_read(state.reserved)
-    cdef uint64_t movable = 0
-    cdef uint64_t cost
-    cdef uint32_t i
     cdef int status
-    if not window_best(mapped.pieces, count, nbytes, mapped.granularity, &plan.window):
+    memset(&plan, 0, sizeof(Plan))
+    if not window_best(mapped, count, nbytes, False, &plan.window):
         return STATUS_NO_ROOM
-    cost = _cost(core, &plan.window) + _stale_cost(core, &plan.window, count)
-    if cost > DEAR_NS and window_last(mapped.pieces, count, nbytes, mapped.granularity, &fresh) and (
-            _cost(core, &fresh) + _stale_cost(core, &fresh, count) < cost):
-        plan.window = fresh
-    mapped.peak_live = max(mapped.peak_live, live, atomic_read(state.peaks.allocated_bytes))
+    atomic_write(mapped.peak_live, max(mapped.peak_live, live, atomic_read(state.peaks.allocated_bytes)))
     plan.most = reserved if scarce else min(
         state.limit, max(<uint64_t> (mapped.peak_live * (1 + (<MappedSource> core.source).slack)),
                          atomic_read(state.peak_reserved)))
-    plan.excess = reserved + plan.window.holes - plan.most if reserved + plan.window.holes > plan.most else 0
-    plan.victim_count = 0
-    if plan.excess:
-        plan.victim_count = window_victims(mapped, mapped.pieces, count, &plan.window, &movable)
-    if reserved + plan.window.holes > state.limit + movable + mapped.spare_bytes:
+    plan.short = _is_short(core, live)
+    _look_for_window(core, &plan, count, nbytes)
+    plan.unit = _unit(core, &plan, nbytes)
+    if reserved + plan.window.holes > state.limit + plan.movable + mapped.spare_bytes:
         status = STATUS_NO_ROOM
     else:
         status = _fill_window(core, &plan, count)
-    for i in range(plan.victim_count):
-        mapped.handles[mapped.victims[i].number].candidate = 0
+    window_forget(mapped, plan.victim_count)
     request.grown += plan.window.holes
     if status == STATUS_OK:
         _take(core, &plan, nbytes, request)
@@ -291,6 +362,7 @@ cdef int room_make(Core core, Request* request) noexcept nogil:
         nbytes = request.nbytes + request.alignment - GRANULE
         status = _make(core, nbytes, request, False)
         if status == STATUS_OUT_OF_MEMORY:
+            core.state.mapped.short_at = core.state.limit
             status = _make(core, nbytes, request, True)
     if status != STATUS_OK and status != STATUS_NOT_READY and status != STATUS_NO_ROOM:
         request.status = status

@@ -7,7 +7,12 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport qsort
 
 from vpool._base.types cimport round_down, round_up
-from vpool._management.mapped cimport Mapped, MappedHandle, Piece, Victim, mapped_at
+from vpool._management.mapped cimport Mapped, MappedHandle, Piece, Place, Victim, mapped_at, mapped_place_at
+
+cdef enum:
+    # Nanoseconds: to map a handle somewhere else and set its access, as measured, and three times to unmap one.
+    MOVE_NS = 34_500
+    CLEAR_NS = 63_000
 
 
 cdef void window_link(Piece* pieces, uint32_t count) noexcept nogil:
@@ -34,27 +39,89 @@ cdef uint64_t _begin_in(Piece* piece, uint64_t address, uint64_t granularity) no
     return piece.address + round_down(address - piece.address, granularity) if piece.hole else address
 
 
-cdef bint _offer(Piece* pieces, uint32_t first, uint32_t last, uint64_t begin, uint64_t end, uint64_t block,
-                 uint64_t granularity, Window* window) noexcept nogil:
+cdef uint64_t _fill_cost(Mapped* mapped, uint64_t begin, uint64_t end) noexcept nogil:
+    """Nanoseconds to give memory to a part of a hole, if it all comes from handles that move.
+
+    To unmap what is stale counts more than its time: where a handle is mapped no more it cannot come back for nothing.
+    """
+    cdef uint64_t mean = max(mapped.nbytes // max(mapped.handle_count, <uint64_t> 1), mapped.granularity)
+    cdef uint64_t cost = 0
+    cdef uint64_t at = begin
+    cdef uint64_t next
+    cdef uint32_t number
+    cdef MappedHandle* handle
+    cdef Place* place
+    while at < end:
+        number = mapped_at(mapped, at)
+        next = at + mapped.granularity
+        if number:
+            handle = &mapped.handles[number]
+            place = &handle.places[mapped_place_at(handle, at)]
+            next = place.address + handle.memory.nbytes
+            if handle.candidate and place.open and place.address >= begin and next <= end:
+                at = next                         # it comes back there
+                continue
+            cost += CLEAR_NS
+        next = min(next, end)
+        cost += (next - at) * MOVE_NS // mean
+        at = next
+    return cost
+
+
+cdef void window_costs(Mapped* mapped, uint32_t count) noexcept nogil:
+    """Work out what it takes to give memory to each piece that is a hole; the victims are listed.  O(mappings)."""
+    cdef Piece* pieces = mapped.pieces
+    cdef uint64_t before = 0
+    cdef uint32_t i
+    for i in range(count):
+        pieces[i].cost_before = before
+        if pieces[i].hole and i + 1 < count:      # behind the last block nearly everything is a hole
+            before += _fill_cost(mapped, pieces[i].address, _end(&pieces[i]))
+
+
+cdef uint64_t _cost_within(Mapped* mapped, uint32_t first, uint32_t last, uint64_t begin, uint64_t end) noexcept nogil:
+    """Nanoseconds to give memory to all holes from `begin` in one piece to `end` in another."""
+    cdef Piece* pieces = mapped.pieces
+    cdef uint64_t cost = 0
+    if pieces[last].hole:
+        end = pieces[last].address + round_up(end - pieces[last].address, mapped.granularity)
+        cost = _fill_cost(mapped, begin if first == last else pieces[last].address, end)
+    if first == last:
+        return cost
+    if pieces[first].hole and begin > pieces[first].address:
+        cost += _fill_cost(mapped, begin, _end(&pieces[first]))
+        first += 1
+    return cost + pieces[last].cost_before - pieces[first].cost_before
+
+
+cdef void _offer(Mapped* mapped, uint32_t first, uint32_t last, uint64_t begin, uint64_t end, uint64_t block,
+                 bint by_cost, Window* window) noexcept nogil:
     """Take a window if it is the best so far: from `begin` in one piece to `end` in another."""
-    cdef uint64_t holes = _holes_up_to(&pieces[last], end, granularity) - _holes_up_to(
-        &pieces[first], begin, granularity)
-    if holes == 0 or window.holes and holes >= window.holes:
-        return False
+    cdef Piece* pieces = mapped.pieces
+    cdef uint64_t holes = _holes_up_to(&pieces[last], end, mapped.granularity) - _holes_up_to(
+        &pieces[first], begin, mapped.granularity)
+    cdef uint64_t score = holes
+    if holes == 0:
+        return
+    if by_cost:
+        score = _cost_within(mapped, first, last, begin, end)
+    if window.holes and score >= window.score:
+        return
     window.first = first
     window.address = begin
     window.nbytes = end - begin
     window.block = block
     window.holes = holes
-    return True
+    window.score = score
 
 
-cdef bint window_best(Piece* pieces, uint32_t count, uint64_t nbytes, uint64_t granularity,
-                      Window* window) noexcept nogil:
-    """The window of `nbytes` that needs the least memory; False where there is none.  O(pieces).
+cdef bint window_best(Mapped* mapped, uint32_t count, uint64_t nbytes, bint by_cost, Window* window) noexcept nogil:
+    """The window of `nbytes` that needs the least memory, or driver time; False where there is none.
 
-    Looked at are those that begin where a piece begins, or end where one ends; of these one is the best.
+    Looked at are those that begin where a piece begins, or end where one ends; of these one needs the least memory.
+    O(pieces), by cost O(pieces + mappings in the holes that windows begin or end in).
     """
+    cdef Piece* pieces = mapped.pieces
     cdef uint32_t first, last
     cdef uint64_t at
     window.holes = 0
@@ -66,8 +133,8 @@ cdef bint window_best(Piece* pieces, uint32_t count, uint64_t nbytes, uint64_t g
         while pieces[first].address + nbytes > _end(&pieces[last]) and last + 1 < count and pieces[last + 1].joins:
             last += 1
         if pieces[first].address + nbytes <= _end(&pieces[last]):
-            _offer(pieces, first, last, pieces[first].address, pieces[first].address + nbytes,
-                   pieces[first].address, granularity, window)
+            _offer(mapped, first, last, pieces[first].address, pieces[first].address + nbytes,
+                   pieces[first].address, by_cost, window)
     first = 0
     for last in range(count):
         if not pieces[last].joins:
@@ -78,25 +145,9 @@ cdef bint window_best(Piece* pieces, uint32_t count, uint64_t nbytes, uint64_t g
         at = _end(&pieces[last]) - nbytes
         while at >= _end(&pieces[first]):
             first += 1
-        _offer(pieces, first, last, _begin_in(&pieces[first], at, granularity), _end(&pieces[last]), at,
-               granularity, window)
+        _offer(mapped, first, last, _begin_in(&pieces[first], at, mapped.granularity), _end(&pieces[last]), at,
+               by_cost, window)
     return window.holes != 0
-
-
-cdef bint window_last(Piece* pieces, uint32_t count, uint64_t nbytes, uint64_t granularity,
-                      Window* window) noexcept nogil:
-    """The window at the end of what is mapped, where no other memory is in the way; False where the range is full."""
-    cdef uint32_t first = count - 1
-    if count == 0 or not pieces[first].hole:
-        return False
-    if pieces[first].joins:
-        first -= 1
-    if _end(&pieces[count - 1]) - pieces[first].address < nbytes or (
-            not pieces[first].hole and pieces[first].nbytes >= nbytes):
-        return False
-    window.holes = 0
-    return _offer(pieces, first, count - 1, pieces[first].address, pieces[first].address + nbytes,
-                  pieces[first].address, granularity, window)
 
 
 cdef int _smaller(const void* one, const void* other) noexcept nogil:
@@ -133,12 +184,12 @@ cdef uint32_t _victims_in(Mapped* mapped, Piece* piece, uint64_t begin, uint64_t
     return count
 
 
-cdef uint32_t window_victims(Mapped* mapped, Piece* pieces, uint32_t count, Window* window,
-                             uint64_t* nbytes) noexcept nogil:
+cdef uint32_t window_victims(Mapped* mapped, uint32_t count, Window* window, uint64_t* nbytes) noexcept nogil:
     """List the handles that are wholly free and outside a window, the smallest free memory first.
 
     How many there are, and their bytes; O(pieces + handles log handles).
     """
+    cdef Piece* pieces = mapped.pieces
     cdef uint64_t begin, end
     cdef uint32_t found = 0
     cdef uint32_t i
@@ -159,3 +210,10 @@ cdef uint32_t window_victims(Mapped* mapped, Piece* pieces, uint32_t count, Wind
     for i in range(found):
         mapped.handles[mapped.victims[i].number].candidate = i + 1
     return found
+
+
+cdef void window_forget(Mapped* mapped, uint32_t count) noexcept nogil:
+    """Forget a list of so many victims."""
+    cdef uint32_t i
+    for i in range(count):
+        mapped.handles[mapped.victims[i].number].candidate = 0

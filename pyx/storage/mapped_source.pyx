@@ -57,7 +57,7 @@ cdef class MappedSource(Source):
     Thread safety: as of `Source`.
     """
 
-    def __cinit__(self, Driver driver not None, str name not None, int device=0, *, uint64_t handle_bytes=24 << 20,
+    def __cinit__(self, Driver driver not None, str name not None, int device=0, *, uint64_t handle_bytes=34 << 20,
                   double slack=0.01, peers=(), bint exportable=False, **options):
         cdef uint64_t granularity = 0
         cdef int status

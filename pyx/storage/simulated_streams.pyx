@@ -513,6 +513,15 @@ cdef class StreamedDriver(Driver):
     cdef void queue_at(self, int stream) noexcept nogil:
         self.streams.streams[stream].queued += 1
 
+    cdef uint64_t queued_at(self, int stream) noexcept nogil:
+        return self.streams.streams[stream].queued
+
+    cdef void complete_at(self, int stream, uint64_t upto) noexcept nogil:
+        """Let the first `upto` pieces of a stream be complete; what they waited for the caller completes before."""
+        spin_lock(&self.streams.lock)
+        self.streams.streams[stream].complete = max(self.streams.streams[stream].complete, upto)
+        spin_unlock(&self.streams.lock)
+
     cdef void complete_all(self) noexcept nogil:
         _synchronize_all(self.streams)
 

@@ -1,5 +1,6 @@
 """The inline parts of vpool that no Python call reaches alone, with a thin skin for tests."""
 from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memset
 
 from vpool._base.bias cimport (
     FIRST_PATIENCE,
@@ -31,8 +32,8 @@ from vpool._management.areas cimport areas_allocate, areas_deallocate
 from vpool._management.freelist cimport class_of, freelist_find, freelist_insert, freelist_remove, freelist_resize
 from vpool._management.hit cimport hit_put, hit_take
 from vpool._management.holes cimport holes_add_segment, holes_fill, holes_punch
-from vpool._management.mapped cimport Piece
-from vpool._management.window cimport Window, window_best, window_last, window_link
+from vpool._management.mapped cimport Mapped, MappedHandle, Piece
+from vpool._management.window cimport Window, window_best, window_costs, window_link
 from vpool._management.index cimport index_find, index_insert, index_remove
 from vpool._management.record cimport record_delete, record_new
 from vpool._management.state cimport lock_all, slot_count, unlock_all
@@ -374,26 +375,44 @@ cdef class Space:
         return self.source.surrender(&self.span, &self.handles[0])
 
 
-cdef _window(pieces, uint64_t nbytes, uint64_t granularity, bint last):
+def best_window(pieces, uint64_t nbytes, uint64_t granularity, stale=None):
+    """The window of the least memory; of the least time where there is a list of what is mapped in the holes.
+
+    Its entries are (address, bytes, whether the handle may come back); a handle has a granule in the mean.
+    """
     cdef Piece copies[64]
+    cdef MappedHandle handles[64]
+    cdef uint32_t at[8192]
+    cdef Mapped mapped
     cdef Window window
-    cdef int i
-    cdef bint found
+    cdef uint64_t i, granule
+    memset(&mapped, 0, sizeof(Mapped))
+    memset(handles, 0, sizeof(handles))
+    memset(at, 0, sizeof(at))
+    mapped.pieces = copies
+    mapped.handles = handles
+    mapped.at = at
+    mapped.granularity = mapped.nbytes = granularity
+    mapped.handle_count = 1
     for i, (address, size, hole) in enumerate(pieces):
         copies[i].address = address
         copies[i].nbytes = size
         copies[i].hole = hole
+    for i, (address, size, free) in enumerate(stale or ()):
+        handles[i + 1].memory.nbytes = size
+        handles[i + 1].places[0].address = address
+        handles[i + 1].places[0].open = True
+        handles[i + 1].place_count = 1
+        handles[i + 1].active = -1
+        handles[i + 1].candidate = free
+        for granule in range(address // granularity, (address + size) // granularity):
+            at[granule] = <uint32_t> (i + 1)
     window_link(copies, <uint32_t> len(pieces))
-    found = (window_last if last else window_best)(copies, <uint32_t> len(pieces), nbytes, granularity, &window)
-    return (window.address, window.nbytes, window.block, window.holes) if found else None
-
-
-def best_window(pieces, nbytes, granularity):
-    return _window(pieces, nbytes, granularity, False)
-
-
-def last_window(pieces, nbytes, granularity):
-    return _window(pieces, nbytes, granularity, True)
+    if stale is not None:
+        window_costs(&mapped, <uint32_t> len(pieces))
+    if not window_best(&mapped, <uint32_t> len(pieces), nbytes, stale is not None, &window):
+        return None
+    return window.address, window.nbytes, window.block, window.holes
 
 
 cdef class Holes:

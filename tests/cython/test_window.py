@@ -91,33 +91,76 @@ def test_no_window_fits(probe):
     assert probe.best_window([], 1, GRANULARITY) is None
 
 
-def test_the_last_window_uses_the_free_block_before_it(probe):
+def test_the_window_behind_all_blocks_uses_the_free_block_before_it(probe):
     pieces = [(0, 8, True), (20, 12, False), (32, 800, True)]
-    assert probe.last_window(pieces, 20, GRANULARITY) == (20, 20, 20, 8)
-    assert probe.last_window(pieces[:1] + pieces[2:], 20, GRANULARITY) == (32, 20, 32, 24)
-    assert probe.last_window(pieces[:2], 20, GRANULARITY) is None
-    assert probe.last_window(pieces, 900, GRANULARITY) is None
+    assert probe.best_window(pieces, 20, GRANULARITY) == (20, 20, 20, 8)
+    assert probe.best_window(pieces[:1] + pieces[2:], 20, GRANULARITY) == (32, 20, 32, 24)
 
 
-def test_holes_are_cut_and_merged(probe):
-    """Memory comes and goes in the middle of blocks; they tile their segment, and equal kinds are one block."""
-    rng = random.Random(5)
-    for _ in range(30):
-        holes = probe.Holes(64, GRANULARITY * 256)
-        mapped = [False] * 64
-        for _ in range(80):
-            first = rng.randrange(64)
-            last = min(64, first + rng.randint(1, 6))
-            if not any(mapped[first:last]):
-                assert holes.fill(first, last - first, rng.randint(0, 9))
-                mapped[first:last] = [True] * (last - first)
-            elif all(mapped[first:last]):
-                assert holes.punch(first, last - first)
-                mapped[first:last] = [False] * (last - first)
-            expected = []
-            for state in mapped:
-                if expected and expected[-1][1] == state:
-                    expected[-1][0] += 1
-                else:
-                    expected.append([1, state])
-            assert holes.blocks() == [tuple(one) for one in expected]
+def stale_in(rng, pieces):
+    """Handles that are mapped in the holes: (address, bytes, whether it may come back)."""
+    stale = []
+    for address, nbytes, hole in pieces:
+        at = address
+        while hole and at < min(address + nbytes, address + 40 * GRANULARITY):
+            size = GRANULARITY * rng.randint(1, 3)
+            if at + size <= address + nbytes and rng.random() < 0.7:
+                stale.append((at, size, rng.random() < 0.5))
+            at += size
+    return stale
+
+
+def cost_of(run, stale, begin, end):
+    """Nanoseconds: what may come back costs nothing, the rest is moved there, and what is in the way unmapped."""
+    total = 0
+    for address, nbytes, hole in run:
+        low, high = max(begin, address), min(-(-end // GRANULARITY) * GRANULARITY, address + nbytes)
+        if not hole or low >= high:
+            continue
+        moved = high - low
+        for at, size, free in stale:
+            inside = min(at + size, high) - max(at, low)
+            if inside == size and free:
+                moved -= size
+            elif inside > 0:
+                total += 63_000
+        total += moved // GRANULARITY * 34_500
+    return total
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_cheapest_window_is_the_cheapest_of_those_that_begin_or_end_where_a_piece_does(probe, seed):
+    rng = random.Random(1000 + seed)
+    pieces, nbytes = [(0, 1, False), (1, 1000, True)], 1
+    while least(pieces, nbytes) == 0:
+        pieces = pieces_of(rng, rng.randint(1, 12))
+        nbytes = rng.randint(1, 120)
+    stale = stale_in(rng, pieces)
+    address, size, block, holes = probe.best_window(pieces, nbytes, GRANULARITY, stale)
+    costs = []
+    for run in runs_of(pieces):
+        first, last = run[0][0], run[-1][0] + run[-1][1]
+        begins = [at for at, _, _ in run]
+        begins += [
+            at + length - nbytes if not is_hole_at(run, at + length - nbytes) else granule(at + length - nbytes)
+            for at, length, _ in run
+            if (at, length) != pieces[-1][:2]
+        ]
+        for begin, end in [(begin, begin + nbytes) for begin in begins[: len(run)]] + [
+            (begin, at + length) for begin, (at, length, _) in zip(begins[len(run) :], run, strict=False)
+        ]:
+            if first <= begin and end <= last:
+                costs.append(cost_of(run, stale, begin, end))
+    (run,) = (run for run in runs_of(pieces) if run[0][0] <= address < run[-1][0] + run[-1][1])
+    assert cost_of(run, stale, address, address + size) == min(costs)
+    assert holes == holes_in(run, address, address + size)
+    assert address <= block
+    assert block + nbytes <= address + size
+
+
+def is_hole_at(run, address):
+    return any(hole and at <= address < at + nbytes for at, nbytes, hole in run)
+
+
+def granule(address):
+    return address // GRANULARITY * GRANULARITY

@@ -130,16 +130,27 @@ LATER = {"fsdp_train": 0.8}
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_trace_needs_little_more_than_is_live(name):
-    """And takes the same memory as the model to 1 %, or `CLOSE`; figures are printed for the documentation."""
+    """And takes the same memory as the model to 1 %, or `CLOSE`; figures are printed for the documentation.
+
+    The model of a device that is a few events behind: what was just recorded is not complete at once.
+    """
     trace = recorded(name)
     result = vpool.replay(trace, source="cuda-vmm", passes=3)
-    model = vpool.replay(trace, source="simulated-vmm", passes=3)
+    model = vpool.replay(trace, source="simulated-vmm", passes=3, lag=10)
     print(
         name, result.reserved_over_live, result.driver_calls, result.driver_ns, result.worst_driver_ns, model.driver_ns
     )
     assert result.oom is None
     assert result.reserved_over_live == pytest.approx(model.reserved_over_live, rel=CLOSE.get(name, 0.01))
     assert max(result.driver_ns[1:]) < LATER.get(name, 0.6) * result.driver_ns[0]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_trace_completes_with_hardly_more_than_is_live(name):
+    trace = recorded(name)
+    result = vpool.replay(trace, source="cuda-vmm", capacity=int(1.01 * trace.peak_live_bytes))
+    print(name, result.reserved_over_live, result.driver_calls, result.driver_ns)
+    assert result.oom is None
 
 
 @pytest.mark.parametrize("name", ["two_streams", "resnet_train"])

@@ -10,6 +10,7 @@ class Replayer:
         pessimistic: bool = False,
         patterns: bool = False,
         maintain: bool = False,
+        lag: int = 0,
     ) -> None: ...
     @property
     def nanoseconds(self) -> int: ...

@@ -19,3 +19,4 @@ cdef bint cross_free(CoreState* state, uint64_t address, uint16_t freer) noexcep
 cdef bint cross_free_record(CoreState* state, Arena* arena, BlockId block_id, uint16_t generation,
                             uint16_t freer) noexcept nogil
 cdef int cross_use(CoreState* state, uint64_t address, uint16_t user) noexcept nogil
+cdef void cross_gather(CoreState* state, Source source) noexcept nogil

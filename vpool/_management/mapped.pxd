@@ -32,6 +32,7 @@ cdef struct Piece:
     uint64_t nbytes
     uint64_t stamp                # of a free block
     uint64_t holes_before         # bytes of holes before it, in this run of pieces without another block between
+    uint64_t cost_before          # nanoseconds to give memory to all holes before it
     BlockId block_id
     bint hole
     bint joins                    # the piece before it
@@ -60,7 +61,8 @@ cdef struct Mapped:
     uint64_t peak_live            # the most that was live at a look
     uint64_t stale                # mappings
     uint64_t served               # bytes that the default stream had lent when the others last gave back
-    bint armed                    # live memory has been high since handles last went home
+    uint64_t home_live            # what was live when handles last went home; more than that may be, for once it rose
+    uint64_t short_at             # the limit at which memory was short, 0: at none
     Piece* pieces
     Victim* victims
     Journal* journal              # of the pool

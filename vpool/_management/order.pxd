@@ -36,6 +36,7 @@ cdef bint order_reachable(Source source, Slot* slot) noexcept nogil
 cdef int order_reach(Source source, Slot* slot, int* capture) noexcept nogil
 cdef void order_poll(CoreState* state, Source source, uint16_t freer) noexcept nogil
 cdef int order_mark(CoreState* state, Source source, uint16_t freer, uint64_t number) noexcept nogil
+cdef int order_queue(CoreState* state, Source source, uint16_t user, uint16_t freer, uint64_t number) noexcept nogil
 cdef int order_make(CoreState* state, Source source, uint16_t user, uint16_t freer, uint64_t number) noexcept nogil
 cdef int order_await(CoreState* state, Source source, uint16_t freer) noexcept nogil
 cdef int order_drain(CoreState* state, Source source) noexcept nogil

@@ -122,6 +122,7 @@ cdef struct CoreState:
     bint never_waits              # a request fails rather than wait for the device
     bint keeps                    # a fixed core: nothing goes back to the source before the pool is closed
     uint64_t limit                # bytes that `committed` never exceeds
+    double ease                   # share of it that may be live before memory that moves is saved at any price
     uint64_t committed            # reserved, and what is being asked of the source right now
     uint64_t reserved
     uint64_t peak_reserved

@@ -9,12 +9,11 @@ cdef struct Window:
     uint64_t nbytes
     uint64_t block                # address in it at which the request shall lie
     uint64_t holes                # bytes of it that have no memory yet
+    uint64_t score                # of these, or nanoseconds: the less the better
 
 
 cdef void window_link(Piece* pieces, uint32_t count) noexcept nogil
-cdef bint window_best(Piece* pieces, uint32_t count, uint64_t nbytes, uint64_t granularity,
-                      Window* window) noexcept nogil
-cdef bint window_last(Piece* pieces, uint32_t count, uint64_t nbytes, uint64_t granularity,
-                      Window* window) noexcept nogil
-cdef uint32_t window_victims(Mapped* mapped, Piece* pieces, uint32_t count, Window* window,
-                             uint64_t* nbytes) noexcept nogil
+cdef void window_costs(Mapped* mapped, uint32_t count) noexcept nogil
+cdef bint window_best(Mapped* mapped, uint32_t count, uint64_t nbytes, bint by_cost, Window* window) noexcept nogil
+cdef uint32_t window_victims(Mapped* mapped, uint32_t count, Window* window, uint64_t* nbytes) noexcept nogil
+cdef void window_forget(Mapped* mapped, uint32_t count) noexcept nogil

@@ -10,7 +10,7 @@ class MappedSource(Source):
         name: str,
         device: int = 0,
         *,
-        handle_bytes: int = 24 << 20,
+        handle_bytes: int = 34 << 20,
         slack: float = 0.01,
         peers: Iterable[int] = (),
         exportable: bool = False,

@@ -42,6 +42,8 @@ cdef class StreamedDriver(Driver):
     cdef int give_streams(self, Streams* streams) except -1
     cdef int index_of(self, stream) except -1
     cdef void queue_at(self, int stream) noexcept nogil
+    cdef uint64_t queued_at(self, int stream) noexcept nogil
+    cdef void complete_at(self, int stream, uint64_t upto) noexcept nogil
     cdef void complete_all(self) noexcept nogil
     cdef SimulatedGraph* graph_of(self, stream) except NULL
 
