@@ -307,6 +307,46 @@ print("end")
     assert run_cleanly(code) == "end\n"
 
 
+def test_a_finaliser_that_waits_for_a_thread_cannot_deadlock_while_something_captures():
+    code = """
+import faulthandler, gc, threading
+from tests.test_captures import Graph, fake_pool
+faulthandler.dump_traceback_later(20, exit=True)
+gc.disable()
+class Finaliser:
+    def __init__(self): self.myself = self
+    def __del__(self):
+        ran.append(True)
+        thread = threading.Thread(target=pool.release_capture, args=(98765,)); thread.start(); thread.join()
+CALLS = (
+    lambda: pool.allocate(1000, stream=third.stream), lambda: pool.release_capture(first.id),
+    lambda: pool.allocate(1000, stream=plain), lambda: pool.share_capture(third.id, first.id),
+)
+ran = []
+for call in CALLS:
+    for after in range(10):
+        pool, driver = fake_pool()
+        first, third, plain = Graph(driver), Graph(driver), driver.create_stream()
+        with first:
+            pool.deallocate(pool.allocate(1000, stream=first.stream))
+        with third:
+            Finaliser()
+            held = [[(i, i), [], {}] for i in range(2500)]
+            gc.set_threshold(gc.get_count()[0] + 1 + after, 1, 1)
+            gc.enable()
+            call()
+            gc.disable()
+            gc.set_threshold(100000, 100, 100)
+            gc.collect()
+            pool.release_capture(third.id)
+        pool.release_capture(first.id)
+        pool.trim()
+        assert pool.captures == () and len(ran) % 10 == (after + 1) % 10
+print("end")
+"""
+    assert run_cleanly(code) == "end\n"
+
+
 # What it costs.
 
 
