@@ -54,6 +54,14 @@ class Last:
     def __del__(self):
         self.pool.deallocate(self.pool.allocate(100)); self.buffer.close(); self.pool.stats; self.pool.close()
 last = Last(); Last()
+class Stream:
+    def __init__(self, handle): self.handle = handle
+    def __del__(self): self.pool.deallocate(self.pool.allocate(3 << 20)); self.pool.stats
+for number in range(6):
+    stream = Stream(0x1000 + number); stream.pool = (pool, make(), last.pool)[number % 3]
+    stream.me = stream if number % 2 else None
+    for one in (pool, stream.pool): one.empty(1000, stream=stream).close()
+import sys; sys.stream = stream
 import gc; gc.disable()
 """,
     "threads": """

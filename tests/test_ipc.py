@@ -142,6 +142,40 @@ def test_a_signal_at_any_moment_leaves_nothing_open():
     run_two(SIGNALS)
 
 
+DROPPED = """
+class Signal(BaseException):
+    pass
+
+def produce(pipe):
+    kept = pool.empty(1000)
+    pipe.send(pool.ipc_handle(kept))
+    pipe.recv()
+
+def consume(pipe):
+    handle, left = pipe.recv(), vpool.ipc._left
+    sys.unraisablehook = lambda told: signals.append(told.exc_type)
+    signals = []
+    def interrupted(*arguments):
+        vpool.ipc._left = left
+        if after == 'before':
+            raise Signal
+        left(*arguments)
+        raise Signal
+    for after in ('before', 'behind'):
+        block, other = handle.open(), handle.open()
+        del other
+        vpool.ipc._left = interrupted
+        del block
+        assert vpool.ipc._open.here == {}
+    assert signals == [Signal, Signal]
+    pipe.send('looked')
+"""
+
+
+def test_a_signal_while_a_dropped_block_is_closed_leaves_it_not_open():
+    run_two(DROPPED)
+
+
 REFUSALS = """
 def produce(pipe):
     kept = pool.empty(1000)

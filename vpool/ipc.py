@@ -197,5 +197,8 @@ def _dropped(key, process, holder):
         error = _left(key, process, holder)
     except (SourceError, ForkedProcessError) as failed:
         error = failed
+    except BaseException:
+        _left(key, process, holder)  # a signal's: nobody else would ever do it
+        raise
     if error is not None:
         logger.warning("a block of another process, dropped: %s", error)

@@ -46,10 +46,6 @@ cdef void _graph_gone(void* data) noexcept nogil:
 cdef class Capture:
     """The memory of one capture, or of several that share it."""
 
-    cdef Areas areas
-    cdef dict slots               # (handle, thread) -> slot
-    cdef dict ids                 # of the captures that have not been released -> _Watched or None
-
     def __cinit__(self, Areas areas not None):
         self.areas = areas
         self.slots = {}
@@ -87,6 +83,22 @@ cdef bint _is_gone(watched):
     return watched is not None and atomic_read((<_Watched> watched).watch.gone) != 0
 
 
+cdef _stream_of(dict capturing, id):
+    """A stream that is in a capture, as its key, or None."""
+    for where, known in capturing.items():
+        if (<tuple> known)[0] == id:
+            return where
+    return None
+
+
+cdef _promise_of(dict promised, Capture capture):
+    """Id of a capture that shall share the memory of one, or None."""
+    for id, its in promised.items():
+        if its is capture:
+            return id
+    return None
+
+
 @cython.no_gc_clear   # in no cycle, and a buffer in one may need it
 cdef class CaptureTable:
     """The captures of one pool."""
@@ -119,39 +131,76 @@ cdef class CaptureTable:
             raise source_error(self.areas.core, status, f"cannot ask whether stream {handle:#x} captures")
         if state != CAPTURE_ACTIVE:
             if state == CAPTURE_NONE and self.capturing:
-                self.is_over(handle, thread)
+                self.is_over((handle, thread))
             return 0
-        with self.changing:
-            capture = self.by_id.get(id)
-            if capture is None:
-                capture = self.begin(id, self.promised.pop(id, None) or Capture(self.areas))
-            if (<Capture> capture).ids.get(id) is None:
-                (<Capture> capture).ids[id] = _watch(self.areas, graph)
-            slot = (<Capture> capture).slots.get((handle, thread))
-            if slot is None:
-                slot = table.open_captured(handle, id)
-                (<Capture> capture).slots[handle, thread] = slot
-            if self.capturing.get((handle, thread), (0,))[0] != id:
-                self.is_over(handle, thread)
-                self.capturing[handle, thread] = (id, None if isinstance(stream, (int, str)) else stream)
-                self.believed += 1
-                captures_count(1)
+        slot = 0
+        while not slot:                           # what was there may have been released meanwhile
+            slot = self.meet(table, (handle, thread), stream, id, graph)
         return slot
 
-    def begin(self, id, capture):
-        """Note a capture that has memory of this pool."""
-        (<Capture> capture).ids[id] = None
-        self.by_id[id] = capture
-        with _keeping.here:
-            _kept[capture] = self.areas
-        return capture
+    cdef int meet(self, object table, tuple where, object stream, uint64_t id, uint64_t graph) except -1:
+        """The slot of a stream that captures; 0 where what is known of the capture changed meanwhile.
 
-    def is_over(self, handle, thread):
-        """A stream does not capture any more, as far as is known."""
+        What is needed is made before `changing` is held: see `StreamTable`.
+        """
+        cdef Capture capture = self.by_id.get(id) or self.promised.get(id)
+        cdef Capture made = None
+        cdef int slot = 0
+        cdef int opened = 0
+        watched = over = None
+        if capture is None:
+            made = capture = Capture(self.areas)
+        if capture.ids.get(id) is None:
+            watched = _watch(self.areas, graph)
+        if where not in capture.slots:
+            opened = table.open_captured(where[0], id)
+        known = (id, None if isinstance(stream, (int, str)) else stream)
+        if made is not None:
+            with _keeping.here:
+                _kept[made] = self.areas
         with self.changing:
-            if self.capturing.pop((handle, thread), None) is not None:
-                self.believed -= 1
-                captures_count(-1)
+            if (self.by_id.get(id) or self.promised.get(id)) is (capture if made is None else None):
+                slot = self.enter(capture, where, id, watched, opened)
+                if slot and self.capturing.get(where, (0,))[0] != id:
+                    over = self.note_over(where)
+                    self.capturing[where] = known
+                    self.believed += 1
+                    captures_count(1)
+        if opened and slot != opened:
+            self.areas.end_capture(opened)
+        if made is not None and not slot:
+            with _keeping.here:
+                _kept.pop(made, None)
+        return slot
+
+    cdef int enter(self, Capture capture, tuple where, uint64_t id, watched, int opened) except -1:
+        """Note a capture that has memory of this pool; the slot of its stream.  `changing` is held."""
+        cdef int slot = capture.slots.get(where, opened)
+        if slot:
+            self.promised.pop(id, None)
+            self.by_id[id] = capture
+            if watched is not None or id not in capture.ids:
+                capture.ids[id] = watched
+            capture.slots[where] = slot
+        return slot
+
+    cdef note_over(self, where):
+        """A stream does not capture any more, as far as is known.  `changing` is held.
+
+        What was known of it is the caller's to drop, without the lock: a stream object's own code may run.
+        """
+        known = self.capturing.pop(where, None)
+        if known is not None:
+            self.believed -= 1
+            captures_count(-1)
+        return known
+
+    cdef int is_over(self, tuple where) except -1:
+        known = None
+        if where in self.capturing:
+            with self.changing:
+                known = self.note_over(where)
+        return 0
 
     cdef int ask_again(self) except -1:
         """Learn which captures are over.  Only of streams that surely exist: see `order_reachable`.
@@ -170,43 +219,53 @@ cdef class CaptureTable:
                 with self.changing:
                     # Unless it was seen to capture again meanwhile.
                     if self.capturing.get(stream) is known:
-                        self.is_over(*stream)
+                        self.note_over(stream)
         return 0
 
     def release(self, id):
         """Let everybody have the memory of a capture again, unless another capture shares it."""
+        cdef Capture capture
+        over = []
         with self.changing:
             capture = self.by_id.pop(id, None)
             self.promised.pop(id, None)
-            for stream in [stream for stream, known in self.capturing.items() if known[0] == id]:
-                self.is_over(*stream)
+            where = _stream_of(self.capturing, id)
+            while where is not None:
+                over.append(self.note_over(where))
+                where = _stream_of(self.capturing, id)
             if capture is None:
                 return
-            (<Capture> capture).ids.pop(id, None)
-            if (<Capture> capture).ids:
+            capture.ids.pop(id, None)
+            if capture.ids:
                 return
-            for slot in (<Capture> capture).slots.values():
+            for slot in capture.slots.values():
                 self.areas.end_capture(slot)
-            (<Capture> capture).slots.clear()
-            for promised in [promised for promised, its in self.promised.items() if its is capture]:
+            capture.slots.clear()
+            promised = _promise_of(self.promised, capture)
+            while promised is not None:
                 self.promised.pop(promised, None)
-            with _keeping.here:
-                _kept.pop(capture, None)
+                promised = _promise_of(self.promised, capture)
+        with _keeping.here:
+            _kept.pop(capture, None)
 
     def share(self, id, other):
         """Have a capture use the memory of another one from its first allocation on.
 
         Not before: nothing would tell that a capture which allocates nothing is over.
         """
+        cdef str wrong = None
         with self.changing:
             capture = self.by_id.get(other) or self.promised.get(other)
             if capture is None:
-                raise ValueError(f"this pool has no memory of a capture {other}")
-            if id in self.by_id:
-                if self.by_id[id] is capture:
-                    return
-                raise ValueError(f"capture {id} has memory of its own already: share before it allocates")
-            self.promised[id] = capture
+                wrong = "other"
+            elif id not in self.by_id:
+                self.promised[id] = capture
+            elif self.by_id[id] is not capture:
+                wrong = "own"
+        if wrong == "other":
+            raise ValueError(f"this pool has no memory of a capture {other}")
+        if wrong == "own":
+            raise ValueError(f"capture {id} has memory of its own already: share before it allocates")
 
     def ids(self):
         """Ids of the captures that have memory of this pool."""
@@ -218,14 +277,13 @@ cdef class CaptureTable:
         if gone == self.seen:
             return 0
         self.seen = gone
-        with self.changing:
-            for id, capture in list(self.by_id.items()):
-                if _is_gone((<Capture> capture).ids.get(id)):
-                    self.release(id)
-        with _keeping.here:
-            # Of pools that were dropped: with the last reference to its areas their memory goes back.
-            for capture in list(_kept):
-                ids = (<Capture> capture).ids
-                if ids and all(_is_gone(watched) for watched in list(ids.values())):
-                    _kept.pop(capture)
+        for id, capture in list(self.by_id.items()):
+            if _is_gone((<Capture> capture).ids.get(id)):
+                self.release(id)
+        # Of pools that were dropped: with the last reference to its areas their memory goes back.
+        for capture in list(_kept):
+            ids = (<Capture> capture).ids
+            if ids and all(_is_gone(watched) for watched in list(ids.values())):
+                with _keeping.here:
+                    _kept.pop(capture, None)
         return 0

@@ -360,6 +360,8 @@ cdef class Lender:
                 status = self.areas.drain()
             if order_waited(status):
                 status = self.areas.release_idle(keep, released)
+        if self.closed:
+            self.streams.settle()                 # nothing may be left that needs a stream
         return None if status == STATUS_OK else source_error(self.core, status, "the source did not take memory back")
 
     cdef release_slices(self, uint64_t keep, uint64_t deadline, uint64_t* released, bint* late):

@@ -3,7 +3,6 @@ import threading
 import weakref
 
 cimport cython
-from cpython.dict cimport PyDict_GetItem
 from cpython.object cimport PyObject, PyTypeObject
 from libc.stdint cimport uint64_t
 
@@ -12,7 +11,7 @@ from vpool._interface.captures cimport CaptureTable
 from vpool._interface.diagnosis cimport forked
 from vpool._management.areas cimport Areas
 from vpool._management.order cimport thread_number
-from vpool._management.state cimport STATE_FORKED
+from vpool._management.state cimport STATE_CLOSED, STATE_FORKED
 from vpool._storage.driver cimport STATUS_OK
 
 from vpool.errors import SourceError
@@ -39,6 +38,8 @@ _defaults = threading.local()
 # The references to stream objects of each pool.  The collector tells of an object's death only those references
 # that are not garbage themselves, as the pool's own would be in a cycle that has both.
 _references = {}
+# What pools keep, by the id of the stream object: a weak reference to its `Kept`.
+_kept = {}
 
 
 class stream:
@@ -104,6 +105,35 @@ cdef class Held:
 
 
 @cython.no_gc_clear   # `__dealloc__` needs its parts
+cdef class Kept:
+    """A stream object that pools keep: all of them have this, and it alone has the object."""
+
+    def __dealloc__(self):
+        if self.key is not None:
+            self.shared.pop(self.key, None)
+
+
+cdef Kept _kept_for(stream):
+    cdef Kept mine
+    known = _kept.get(id(stream))
+    kept = None if known is None else known()
+    if kept is None:
+        mine = Kept.__new__(Kept)
+        mine.stream = stream
+        mine.shared = _kept
+        reference = weakref.ref(mine)
+        key = id(stream)
+        # A collection may have met the object meanwhile; from here on none runs.
+        known = _kept.get(key)
+        kept = None if known is None else known()
+        if kept is None:
+            mine.key = key
+            _kept[key] = reference
+            kept = mine
+    return kept
+
+
+@cython.no_gc_clear   # `__dealloc__` needs its parts
 cdef class StreamTable:
     """The slots of one pool, by what callers pass as a stream.
 
@@ -112,6 +142,9 @@ cdef class StreamTable:
     itself, and lets go of them, first by that count, when it sees that nobody else has them: where streams are
     about to be named, and where a new one is met.  It keeps so many at most, since an object that refers to
     itself is never seen to be nobody's.
+
+    Nothing that the collector knows is made while `changing` is held: a collection would run there, and in it a
+    finaliser that may wait for a thread which waits for the lock.
     """
 
     def __cinit__(self, Areas areas not None, bint captures=True, str name=None):
@@ -132,13 +165,12 @@ cdef class StreamTable:
     def __dealloc__(self):
         if self.held is not None and self.by_object is not None:
             if self.by_object:
-                for _, slot in list(self.by_object.values()):
-                    self.areas.hold_slot(slot, -1)
+                while self.by_object:             # each is taken out once, also where its object dies meanwhile
+                    self.areas.hold_slot(self.by_object.popitem()[1][1], -1)
                 with nogil:
                     self.areas.finish_crossings()
             self.held.areas = NULL
             self.references.pop(id(self.held), None)
-            self.by_object.clear()
 
     cdef int slot_of(self, stream) except -1:
         """The slot of a stream, made on first use.
@@ -167,62 +199,78 @@ cdef class StreamTable:
             return slot
         if handle == PER_THREAD_STREAM or isinstance(stream, str):
             return slot                           # means another stream each time
+        if self.is_over():
+            return slot
         try:
-            reference = weakref.ref(stream, _Forgetting(self.by_object, self.held, id(stream)))
+            known = (weakref.ref(stream, _Forgetting(self.by_object, self.held, id(stream))), slot)
         except TypeError:
             return slot                           # a cycle that has it would never end: asked again each time
-        with self.changing:
-            known = self.by_object.get(id(stream))
-            # Its own code, or another thread, may have asked for it meanwhile: it holds its stream once.
-            if known is None or known[0]() is not stream:
-                self.by_object[id(stream)] = (reference, slot)
-                if not _tells_in_time(type(stream)):
-                    self.kept[id(stream)] = stream
-                self.areas.hold_slot(slot, 1)
+        self.hold_object(stream, known, None if _tells_in_time(type(stream)) else _kept_for(stream))
         if self.kept or self.going:
-            self.let_go_of_objects()
+            self.let_go_of_objects(False)
         return slot
 
-    cdef int let_go_of_objects(self) except -1:
+    cdef int hold_object(self, stream, tuple known, Kept kept) except -1:
+        """Have a stream object hold its stream, once: its own code, or another thread, may have passed it too."""
+        key = id(stream)
+        with self.changing:
+            before = self.by_object.get(key)
+            if before is None or before[0]() is not stream:
+                self.by_object[key] = known
+                if kept is not None:
+                    self.kept[key] = kept
+                self.areas.hold_slot(known[1], 1)
+        return 0
+
+    cdef bint is_over(self):
+        """Whether the pool is closed and has nothing left that a stream could use."""
+        return self.areas.state.word & STATE_CLOSED and self.areas.is_empty()
+
+    cdef int let_go_of_objects(self, bint wait) except -1:
         """Let go of the stream objects that nobody else has, and of the eldest where there are too many.
 
-        Their own code runs, without any lock.  O(stream objects).
+        Their own code runs, without any lock.  Without `wait` they stay while another thread names streams, so
+        that the caller does not wait for it, unless there are too many.  O(stream objects).
         """
-        cdef Py_ssize_t beyond
-        cdef list going
+        cdef list keys = list(self.kept)
+        cdef list going = []
+        cdef bint over = self.is_over()
+        cdef bint finished = False
         with self.changing:
-            for key in list(self.kept):
-                if self.is_alone(key):
+            for key in keys:
+                if over or self.is_alone(key):
                     self.drop_object(key)
-            beyond = len(self.kept) - MOST_KEPT
-            for key in list(self.kept)[:beyond] if beyond > 0 else ():
-                self.drop_object(key)
-            going = self.going
-            self.going = []
+            for key in keys:
+                if len(self.kept) > MOST_KEPT:
+                    self.drop_object(key)
+            finished = not self.areas.crossing_now()
+            if finished or wait or len(self.going) > MOST_KEPT:
+                going, self.going = self.going, going
         if going:
-            with nogil:
-                self.areas.finish_crossings()
+            if not finished:
+                with nogil:
+                    self.areas.finish_crossings()
             going.clear()
             if self.areas.state.word & STATE_FORKED:
                 raise forked(self.name)
         return 0
 
     cdef bint is_alone(self, key):
-        """Whether nothing but the table has a stream object."""
-        cdef PyObject* stream = PyDict_GetItem(self.kept, key)
-        return stream != NULL and Py_REFCNT(stream) == 1
+        """Whether nothing but pools has a stream object."""
+        cdef Kept kept = self.kept.get(key)
+        return kept is not None and Py_REFCNT(<PyObject*> kept.stream) == 1
 
     cdef int drop_object(self, key) except -1:
-        """Have a stream object hold its stream no more.
+        """Have a stream object hold its stream no more.  `changing` is held.
 
         It lives until `let_go_of_objects` has seen the end of crossings that may name it.
         """
         known = self.by_object.pop(key, None)
         if known is not None:
             self.areas.hold_slot(known[1], -1)
-        stream = self.kept.pop(key, None)
-        if stream is not None:
-            self.going.append(stream)
+        kept = self.kept.pop(key, None)
+        if kept is not None:
+            self.going.append(kept)
         return 0
 
     cdef uint64_t handle_of(self, stream) except? 0:
@@ -248,7 +296,7 @@ cdef class StreamTable:
     cdef int settle(self) except -1:
         """Release the captures whose graphs are gone, learn which are over, and let go of streams."""
         if self.kept or self.going:
-            self.let_go_of_objects()
+            self.let_go_of_objects(True)
         if self.captures is not None:
             self.captures.settle()
             if self.captures.capturing:
@@ -277,6 +325,8 @@ cdef class StreamTable:
     cdef int open_slot(self, uint64_t handle, uint64_t unique_id, uint64_t thread) except -1:
         cdef int slot = -1
         cdef int before
+        if thread and not hasattr(_defaults, "ends"):
+            _defaults.ends = _ThreadEnd()
         with self.changing:
             if thread and thread in self.by_thread:
                 return self.by_thread[thread]
@@ -289,11 +339,10 @@ cdef class StreamTable:
             slot = self.make_slot(handle, unique_id, thread, 0)
             if thread:
                 self.by_thread[thread] = slot
-                if not hasattr(_defaults, "ends"):
-                    _defaults.ends = _ThreadEnd()
-                _defaults.ends.slots.append((weakref.ref(self), slot, thread))
             else:
                 self.by_handle[handle] = slot
+        if thread:
+            _defaults.ends.note(self, slot, thread)
         return slot
 
     cdef int make_slot(self, uint64_t handle, uint64_t unique_id, uint64_t thread, uint64_t capture) except -1:
@@ -308,7 +357,7 @@ cdef class StreamTable:
                 slot = self.areas.reopen_slot(handle, unique_id, thread, capture, True)
         if slot < 0:
             raise MemoryError(f"no slot left for stream {handle:#x}: {self.areas.state.slots} are in use")
-        self._drop(slot)
+        self.drop_slot(slot)
         return slot
 
     def thread_ended(self, int slot, thread):
@@ -316,15 +365,17 @@ cdef class StreamTable:
         if self.by_thread.pop(thread, None) == slot:
             self.areas.slot_is_gone(slot)
 
-    def _drop(self, slot):
-        """Forget whatever led to a slot."""
-        # Copies: a collection inside these loops may meet a stream.
-        for handle, found in self.by_handle.copy().items():
-            if found == slot:
-                self.by_handle.pop(handle, None)
-        for key, known in self.by_object.copy().items():
-            if known[1] == slot:
-                self.drop_object(key)
+    cdef int drop_slot(self, int slot) except -1:
+        """Forget whatever led to a slot.  `changing` is held."""
+        key = _handle_of(self.by_handle, slot)
+        while key is not None:
+            self.by_handle.pop(key, None)
+            key = _handle_of(self.by_handle, slot)
+        key = _object_of(self.by_object, slot)
+        while key is not None:
+            self.drop_object(key)
+            key = _object_of(self.by_object, slot)
+        return 0
 
     def release_capture(self, id):
         checked_id(id)
@@ -352,21 +403,41 @@ cdef class StreamTable:
             slot = self.by_handle.get(self.handle_of(stream), -1)
         if slot > 0:
             with self.changing:
-                self._drop(slot)
+                self.drop_slot(slot)
             with nogil:
                 self.areas.retire_slot(slot)
-            self.let_go_of_objects()
+            self.let_go_of_objects(True)
 
 
-cdef bint _tells_in_time(cls):
+cdef _handle_of(dict by_handle, int slot):
+    """A handle that leads to a slot, or None."""
+    for handle, found in by_handle.items():
+        if <int> found == slot:
+            return handle
+    return None
+
+
+cdef _object_of(dict by_object, int slot):
+    """Key of a stream object that leads to a slot, or None."""
+    for key, known in by_object.items():
+        if <int> (<tuple> known)[1] == slot:
+            return key
+    return None
+
+
+cdef bint _tells_in_time(type its):
     """Whether the weak references to objects of a class are cleared before anything of them ends.
 
-    A finaliser comes before that, and what other languages do in theirs is unknown.
+    A finaliser comes before that, and what other languages do in theirs is unknown.  The class is not asked: a
+    metaclass may answer anything.
     """
-    for base in type.mro(cls):
-        if base is not object and ("__del__" in vars(base) or (<PyTypeObject*> base).tp_dealloc != (
-                <PyTypeObject*> _Forgetting).tp_dealloc):
+    cdef PyTypeObject* cls = <PyTypeObject*> its
+    if cls.tp_finalize != NULL or cls.tp_del != NULL:
+        return False
+    while cls != <PyTypeObject*> object:
+        if cls.tp_dealloc != (<PyTypeObject*> _Forgetting).tp_dealloc:
             return False
+        cls = cls.tp_base
     return True
 
 
@@ -374,10 +445,14 @@ class _ThreadEnd:
     """Lives in a thread's local storage, which is dropped when the thread ends."""
 
     def __init__(self):
-        self.slots = []
+        self.slots = {}
+
+    def note(self, table, slot, thread):
+        slots = self.slots
+        self.slots[weakref.ref(table, lambda reference: slots.pop(reference, None))] = (slot, thread)
 
     def __del__(self):
-        for reference, slot, thread in self.slots:
+        for reference, (slot, thread) in list(self.slots.items()):
             table = reference()
             if table is not None:
                 table.thread_ended(slot, thread)

@@ -4,7 +4,7 @@ from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from vpool._base.lock cimport atomic_add, atomic_read, atomic_write, spin_lock, spin_unlock
-from vpool._base.turn cimport turn_give, turn_take
+from vpool._base.turn cimport turn_give, turn_is_taken, turn_take
 from vpool._base.memory cimport lazy_release
 from vpool._base.types cimport GRANULE, BlockId, round_up
 from vpool._management.adapt cimport adapt_look
@@ -295,6 +295,16 @@ cdef class Areas:
         if self.fixed is not None:
             turn_take(&self.fixed_state.crossing_turn)
             turn_give(&self.fixed_state.crossing_turn)
+
+    cdef bint crossing_now(self) noexcept nogil:
+        """Whether `finish_crossings` may have to wait."""
+        return not self.state.word & STATE_FORKED and (turn_is_taken(&self.state.crossing_turn) or (
+            self.fixed is not None and turn_is_taken(&self.fixed_state.crossing_turn)))
+
+    cdef bint is_empty(self) noexcept nogil:
+        """Whether the pool has nothing of its source."""
+        return atomic_read(self.state.reserved) == 0 and (
+            self.fixed is None or atomic_read(self.fixed_state.reserved) == 0)
 
     cdef void end_capture(self, int slot) noexcept nogil:
         """Let everybody have a slot's memory again, as that of a stream that is gone: its graph is.

@@ -41,6 +41,14 @@ cdef extern from *:
         pthread_cond_signal(&turn->given);
         pthread_mutex_unlock(&turn->mutex);
     }
+    /* Where not, whoever takes it later sees all that the caller did before. */
+    static inline int vpool_turn_is_taken(vpool_turn* turn) {
+        int taken;
+        pthread_mutex_lock(&turn->mutex);
+        taken = turn->taken;
+        pthread_mutex_unlock(&turn->mutex);
+        return taken;
+    }
     #endif
     """
     ctypedef struct Turn "vpool_turn":
@@ -50,3 +58,4 @@ cdef extern from *:
     void turn_destroy "vpool_turn_destroy"(Turn* turn) noexcept nogil
     bint turn_take "vpool_turn_take"(Turn* turn) noexcept nogil
     void turn_give "vpool_turn_give"(Turn* turn) noexcept nogil
+    bint turn_is_taken "vpool_turn_is_taken"(Turn* turn) noexcept nogil

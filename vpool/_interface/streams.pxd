@@ -14,13 +14,20 @@ cdef class Held:
     cdef int let_go(self, int slot) except -1
 
 
+cdef class Kept:
+    cdef object stream
+    cdef object key               # None: not the one that pools share
+    cdef dict shared
+    cdef object __weakref__
+
+
 cdef class StreamTable:
     cdef Areas areas
     cdef Held held
     cdef dict references
     cdef dict by_object           # id of a stream object -> (weak reference to it, slot)
-    cdef dict kept                # id of a stream object that would tell too late -> itself
-    cdef list going               # stream objects that hold nothing any more, and are dropped without a lock
+    cdef dict kept                # id of a stream object that would tell too late -> its `Kept`
+    cdef list going               # what holds nothing any more of these, and is dropped without a lock
     cdef dict by_handle           # handle -> slot of the stream that has it now
     cdef dict by_thread           # thread number -> slot of its per-thread default stream
     cdef object changing          # threading.RLock of all five
@@ -29,9 +36,12 @@ cdef class StreamTable:
     cdef object __weakref__
 
     cdef int slot_of(self, stream) except -1
-    cdef int let_go_of_objects(self) except -1
+    cdef int hold_object(self, stream, tuple known, Kept kept) except -1
+    cdef bint is_over(self)
+    cdef int let_go_of_objects(self, bint wait) except -1
     cdef bint is_alone(self, key)
     cdef int drop_object(self, key) except -1
+    cdef int drop_slot(self, int slot) except -1
     cdef uint64_t handle_of(self, stream) except? 0
     cdef int slot_of_handle(self, uint64_t handle) except -1
     cdef int open_slot(self, uint64_t handle, uint64_t unique_id, uint64_t thread) except -1

@@ -54,6 +54,8 @@ cdef class Areas:
     cdef void slot_is_gone(self, int slot) noexcept nogil
     cdef void hold_slot(self, int slot, int by) noexcept nogil
     cdef void finish_crossings(self) noexcept nogil
+    cdef bint crossing_now(self) noexcept nogil
+    cdef bint is_empty(self) noexcept nogil
     cdef void end_capture(self, int slot) noexcept nogil
     cdef int drain(self) noexcept nogil
     cdef bint put(self, uint64_t address, uint16_t hint) noexcept nogil
