@@ -54,6 +54,14 @@ class TestTorchSnapshot:
 
         return load_it
 
+    @pytest.mark.parametrize(
+        "wrong", [{"size": -1}, {"requested_size": -5}, {"size": 2**63}, {"requested_size": 2**70}]
+    )
+    def test_a_picture_of_blocks_of_impossible_sizes(self, load_snapshot, wrong):
+        snapshot = {"segments": [segment(0x1000, block(512) | wrong)], "device_traces": []}
+        with pytest.raises(vpool.FormatError, match=str(next(iter(wrong.values())))):
+            load_snapshot(snapshot)
+
     def test_plain(self, load_snapshot):
         trace = load_snapshot(SNAPSHOT)
         assert events_of(trace) == PLAIN

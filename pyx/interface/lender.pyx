@@ -4,7 +4,7 @@ import threading
 import weakref
 
 cimport cython
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from vpool._base.bias cimport Seat, bias_leave, bias_try_enter
 from vpool._base.clock cimport now_ns
@@ -14,9 +14,9 @@ from vpool._interface.diagnosis cimport forked, over_limit, source_error, stray
 from vpool._interface.events cimport read_origins
 from vpool._interface.snapshot cimport copy_records
 from vpool._management.arena cimport Arena
-from vpool._management.adapt cimport adapt_look
 from vpool._management.areas cimport is_common, request_init
 from vpool._management.hit cimport hit_any
+from vpool._management.idle cimport idle_wanted
 from vpool._management.journal cimport journal_tags_in_use
 from vpool._management.noted cimport noted_begin, noted_end, noted_switch, noted_try_free, noted_try_lend
 from vpool._management.order cimport order_waited
@@ -25,6 +25,7 @@ from vpool._management.state cimport (
     STATE_CLOSED,
     STATE_DEBUG,
     STATE_FORKED,
+    STATE_MAPPED,
     STATE_NOTED,
     STATE_STOPS,
     Request,
@@ -404,9 +405,10 @@ cdef class Lender:
         The free itself is done, so what fails here is logged and not raised.
         """
         cdef uint64_t released = 0
-        if self.core.state.word & STATE_ADAPTIVE:
+        cdef uint32_t word = self.core.state.word
+        if word & STATE_ADAPTIVE or word & STATE_MAPPED and idle_wanted(self.core):
             with nogil:
-                adapt_look(self.core, False)
+                self.areas.look_at_idle()
         if self.core.state.word & STATE_CLOSED and self.areas.may_have_idle():
             error = self.release_idle(0, &released)
             if error is not None and not self.complained:

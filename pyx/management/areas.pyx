@@ -363,13 +363,17 @@ cdef class Areas:
             status = other if status == STATUS_OK else status
         return status
 
-    cdef void after_free(self) noexcept nogil:
-        """What a set state word asks for after a free: an adaptive or a closed pool gives back what is idle."""
-        cdef uint64_t released
+    cdef void look_at_idle(self) noexcept nogil:
+        """What a free may be the moment for: memory that moves comes to rest, an adaptive pool gives some back."""
         if self.state.word & STATE_MAPPED:
             idle_look(self.core)
         if self.state.word & STATE_ADAPTIVE:
             adapt_look(self.core, False)
+
+    cdef void after_free(self) noexcept nogil:
+        """What a set state word asks for after a free: an adaptive or a closed pool gives back what is idle."""
+        cdef uint64_t released
+        self.look_at_idle()
         if self.state.word & STATE_CLOSED and self.may_have_idle():
             if order_waited(self.drain()):
                 self.release_idle(0, &released)

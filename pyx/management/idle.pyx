@@ -134,18 +134,34 @@ cdef void _go_home(Core core, uint32_t number) noexcept nogil:
         mapped.returns += 1
 
 
-cdef void _look_for_parked(Core core, uint64_t live) noexcept nogil:
-    """Bring home what streams keep free of the range while the default stream has lent more than that anew."""
+cdef bint _is_parked(Core core, uint64_t live) noexcept nogil:
+    """Whether streams keep more free of the range than before, and the default stream has lent more than that anew."""
     cdef CoreState* state = &core.state
-    cdef Mapped* mapped = &state.mapped
-    cdef uint64_t home = arena_allocated(state.arenas[0]) + atomic_read(state.arenas[0].pending_bytes)
-    cdef uint64_t lent = atomic_read(state.arenas[0].lent_bytes)
-    cdef uint64_t parked = lent + home - live if lent + home > live else 0
-    cdef uint64_t served = atomic_read(state.arenas[0].served_bytes)
-    if parked <= atomic_read(state.reserved) // PARKED or served - mapped.served <= parked:
-        return
-    atomic_write(mapped.served, served)
-    core.coalesce()
+    cdef uint64_t home, lent, parked
+    lent = atomic_read(state.arenas[0].lent_bytes)
+    if lent == 0:
+        return False
+    home = arena_allocated(state.arenas[0]) + atomic_read(state.arenas[0].pending_bytes)
+    parked = lent + home - live if lent + home > live else 0
+    return parked > atomic_read(state.reserved) // PARKED and (
+        atomic_read(state.arenas[0].served_bytes) - atomic_read(state.mapped.served) > parked)
+
+
+cdef bint _comes_to_rest(Core core, uint64_t live) noexcept nogil:
+    """Whether little is live, for the first time since much was, or half as much as the last time."""
+    cdef Mapped* mapped = &core.state.mapped
+    cdef uint64_t peak = max(atomic_read(core.state.peaks.allocated_bytes), atomic_read(mapped.peak_live))
+    cdef uint64_t before = atomic_read(mapped.home_live)
+    if live * AT_WORK > peak:
+        atomic_write(mapped.home_live, live)
+        return False
+    return live * AT_REST < peak and 2 * live <= before and before != 0
+
+
+cdef bint idle_wanted(Core core) noexcept nogil:
+    """Whether `idle_look` has something to do.  Takes no lock."""
+    cdef uint64_t live = core_live_bytes(&core.state)
+    return _comes_to_rest(core, live) or _is_parked(core, live)
 
 
 cdef void _release_large(Core core) noexcept nogil:
@@ -172,14 +188,11 @@ cdef void idle_look(Core core) noexcept nogil:
     cdef CoreState* state = &core.state
     cdef Mapped* mapped = &state.mapped
     cdef uint64_t live = core_live_bytes(state)
-    cdef uint64_t peak = max(atomic_read(state.peaks.allocated_bytes), atomic_read(mapped.peak_live))
     cdef uint32_t number
-    if atomic_read(state.arenas[0].lent_bytes):
-        _look_for_parked(core, live)
-    if live * AT_WORK > peak:
-        atomic_write(mapped.home_live, live)
-        return
-    if live * AT_REST >= peak or 2 * live > atomic_read(mapped.home_live) or atomic_read(mapped.home_live) == 0:
+    if _is_parked(core, live):
+        atomic_write(mapped.served, atomic_read(state.arenas[0].served_bytes))
+        core.coalesce()
+    if not _comes_to_rest(core, live):
         return
     turn_take(&state.growth_turn)
     atomic_write(mapped.home_live, live)

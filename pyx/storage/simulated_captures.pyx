@@ -6,9 +6,16 @@ any thread, goes on, and invalidates it, unless the thread has relaxed its mode;
 is refused always.
 """
 from libc.stdint cimport uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, malloc
 
-from vpool._storage.driver cimport CAPTURE_GLOBAL, CAPTURE_RELAXED
+from vpool._base.lock cimport spin_lock, spin_unlock
+from vpool._storage.driver cimport (
+    CAPTURE_GLOBAL,
+    CAPTURE_RELAXED,
+    STATUS_INVALID_VALUE,
+    STATUS_OK,
+    STATUS_OUT_OF_MEMORY,
+)
 
 cdef extern from *:
     """
@@ -52,6 +59,26 @@ cdef Retained* graph_drop(Captures* captures, SimulatedGraph* graph) noexcept no
     link[0] = graph.next
     free(graph)
     return retained
+
+
+cdef int graph_retain(Captures* captures, SpinLock* lock, uint64_t id, gone_t gone, void* data) noexcept nogil:
+    """Have a graph tell once it is gone."""
+    cdef SimulatedGraph* graph
+    cdef Retained* retained = <Retained*> malloc(sizeof(Retained))
+    if retained == NULL:
+        return STATUS_OUT_OF_MEMORY
+    retained.gone = gone
+    retained.data = data
+    spin_lock(lock)
+    graph = graph_find(captures, id)
+    if graph != NULL:
+        retained.next = graph.retained
+        graph.retained = retained
+    spin_unlock(lock)
+    if graph == NULL:
+        free(retained)
+        return STATUS_INVALID_VALUE
+    return STATUS_OK
 
 
 cdef SimulatedGraph* graph_find(Captures* captures, uint64_t id) noexcept nogil:

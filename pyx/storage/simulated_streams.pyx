@@ -21,7 +21,6 @@ from vpool._storage.driver cimport (
     STATUS_CAPTURE_UNSUPPORTED,
     STATUS_CAPTURED_EVENT,
     STATUS_INVALID_HANDLE,
-    STATUS_INVALID_VALUE,
     STATUS_NOT_READY,
     STATUS_OK,
     STATUS_OUT_OF_MEMORY,
@@ -37,6 +36,7 @@ from vpool._storage.simulated_captures cimport (
     forbidden_here,
     graph_drop,
     graph_find,
+    graph_retain,
     graph_tell,
     graphs_delete,
 )
@@ -355,22 +355,7 @@ cdef int _capture_mode(void* context, int* mode) noexcept nogil:
 
 cdef int _graph_retain(void* context, uint64_t graph, gone_t gone, void* data) noexcept nogil:
     cdef Streams* streams = <Streams*> context
-    cdef SimulatedGraph* its
-    cdef Retained* retained = <Retained*> malloc(sizeof(Retained))
-    if retained == NULL:
-        return STATUS_OUT_OF_MEMORY
-    retained.gone = gone
-    retained.data = data
-    spin_lock(&streams.lock)
-    its = graph_find(&streams.captures, graph)
-    if its != NULL:
-        retained.next = its.retained
-        its.retained = retained
-    spin_unlock(&streams.lock)
-    if its == NULL:
-        free(retained)
-        return STATUS_INVALID_VALUE
-    return STATUS_OK
+    return graph_retain(&streams.captures, &streams.lock, graph, gone, data)
 
 
 cdef class StreamedDriver(Driver):

@@ -69,6 +69,7 @@ cdef class Areas:
     cdef bint set_limit(self, uint64_t nbytes) noexcept nogil
     cdef int maintain(self) noexcept nogil
     cdef void after_free(self) noexcept nogil
+    cdef void look_at_idle(self) noexcept nogil
     cdef bint may_have_idle(self) noexcept nogil
     cdef bint holds(self, uint64_t address) noexcept nogil
     cdef bint put_held(self, Arena* arena, uint64_t address) noexcept nogil

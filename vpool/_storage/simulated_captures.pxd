@@ -1,6 +1,7 @@
 """Captures of simulated streams: what CUDA forbids meanwhile, and graphs that tell when they are gone."""
 from libc.stdint cimport uint64_t
 
+from vpool._base.lock cimport SpinLock
 from vpool._storage.driver cimport gone_t
 
 cdef struct Retained:
@@ -26,6 +27,7 @@ cdef struct Captures:
 cdef SimulatedGraph* capture_begin(Captures* captures, int mode) noexcept nogil
 cdef Retained* capture_end(Captures* captures, SimulatedGraph* graph) noexcept nogil
 cdef Retained* graph_drop(Captures* captures, SimulatedGraph* graph) noexcept nogil
+cdef int graph_retain(Captures* captures, SpinLock* lock, uint64_t id, gone_t gone, void* data) noexcept nogil
 cdef SimulatedGraph* graph_find(Captures* captures, uint64_t id) noexcept nogil
 cdef void graph_tell(Retained* retained) noexcept nogil
 cdef void graphs_delete(Captures* captures) noexcept nogil

@@ -200,8 +200,11 @@ def _block(block):
     requested, history = block.get("requested_size", size), block.get("history")
     if isinstance(history, list) and history and isinstance(history[0], dict):
         requested = history[0].get("real_size", requested)
-    address = block.get("address")
-    return None if address is None else number(address), size, number(requested), state
+    address, requested = block.get("address"), number(requested)
+    for nbytes in (size, requested):
+        if not 0 <= nbytes < 2**63:
+            raise OverflowError(f"a block of {nbytes} bytes")
+    return None if address is None else number(address), size, requested, state
 
 
 def _steps(annotations):
