@@ -17,6 +17,7 @@ from vpool._base.lock cimport (
 from vpool._base.memory cimport lazy_release, lazy_reserve
 from vpool._base.turn cimport turn_destroy, turn_give, turn_init, turn_take
 from vpool._base.types cimport (
+    BLOCK_FREE,
     FLAG_SOLID,
     GRANULE,
     MAX_SLOTS,
@@ -41,7 +42,7 @@ from vpool._management.arena cimport (
 from vpool._management.core cimport core_deallocate
 from vpool._management.cross cimport cross_prove, cross_recall
 from vpool._management.journal cimport EVENT_RELEASE, EVENT_RESERVE, journal_note
-from vpool._management.mapped cimport mapped_close
+from vpool._management.mapped cimport MOST_HANDLES, mapped_close
 from vpool._management.order cimport (
     order_at_rest,
     order_drain,
@@ -53,6 +54,7 @@ from vpool._management.order cimport (
 from vpool._management.state cimport (
     STATE_CLOSED,
     STATE_FORKED,
+    Absence,
     CoreState,
     Request,
     Segment,
@@ -124,6 +126,11 @@ cdef class Core:
         if state.word & STATE_FORKED:
             return                                # all of it is the parent's, and goes with the child
         if state.segments != NULL:
+            for i in range(state.suspended.count):
+                if state.suspended.absences[i].copy.token:
+                    self.host.surrender(&state.suspended.absences[i].place, &state.suspended.absences[i].copy)
+            if state.suspended.absences != NULL:
+                lazy_release(state.suspended.absences, MOST_HANDLES * sizeof(Absence))
             if state.mapped.handles != NULL:
                 state.mapped.journal = NULL       # it went with the areas
                 if self.heaps is not None:
@@ -430,6 +437,24 @@ cdef class Core:
             if slot != hint and core_deallocate(self.state.arenas[slot], address):
                 return True
         return False
+
+    cdef bint has_whole(self) noexcept nogil:
+        """Whether some segment is one free block, perhaps one that work may still touch.  O(segments)."""
+        cdef CoreState* state = &self.state
+        cdef Segment* segment
+        cdef Block* block
+        cdef uint32_t i
+        cdef bint found = False
+        spin_lock(&state.lock)
+        for i in range(state.segment_count):
+            segment = &state.segments[i]
+            if segment.edge and not segment.mapped and not found:
+                bias_take(&segment.arena.lock)
+                block = &segment.arena.blocks[segment.arena.blocks[segment.edge].next]
+                found = block.state == BLOCK_FREE and block.nbytes == segment.nbytes
+                bias_drop(&segment.arena.lock)
+        spin_unlock(&state.lock)
+        return found
 
     cdef bint give_idle(self, uint64_t keep, uint64_t enough) noexcept nogil:
         """Give idle segments back while more than `enough` bytes are reserved and at least `keep` will be."""

@@ -28,6 +28,7 @@ cdef class Core:
     cdef Watched watched          # its state word
     cdef readonly Source source
     cdef Heaps heaps              # for tools that look at memory; usually None
+    cdef Source host              # of the host's memory, for what is offloaded; None before that
     cdef bint may_wait            # for work on the device, before a request fails
     cdef Core partner             # the pool's other area, if this is its fixed core
     cdef Range kept               # the fixed core's segment, in the area that grows
@@ -62,6 +63,7 @@ cdef class Core:
     cdef void enlist(self, Segment* segment) noexcept nogil
     cdef int release_idle(self, uint64_t keep, uint64_t* released) noexcept nogil
     cdef void prove_idle(self) noexcept nogil
+    cdef bint has_whole(self) noexcept nogil
     cdef bint give_idle(self, uint64_t keep, uint64_t enough) noexcept nogil
     cdef void coalesce(self) noexcept nogil
     cdef int drain(self) noexcept nogil
