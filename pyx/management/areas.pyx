@@ -56,6 +56,7 @@ cdef class Areas:
         core.state.rule.factor = numbers.factor
         core.state.rule.step = numbers.step
         core.state.ease = numbers.ease
+        core.state.rule.trims = numbers.trims
         if numbers.adaptive:
             core.state.word |= STATE_ADAPTIVE
         if source.granularity and numbers.grows:
@@ -429,6 +430,7 @@ cdef class Areas:
         self.state.rule.factor = numbers.factor
         self.state.rule.step = numbers.step
         self.state.ease = numbers.ease
+        self.state.rule.trims = numbers.trims
         if numbers.adaptive:
             atomic_write(self.state.word, self.state.word | STATE_ADAPTIVE)
         else:

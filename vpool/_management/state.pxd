@@ -44,6 +44,7 @@ cdef struct GrowthRule:
     uint64_t initial              # bytes of the first segment
     double factor                 # of the total, if `step` is 0
     uint64_t step                 # bytes of each further segment
+    bint trims                    # idle segments go back before another one comes
 
 cdef struct Demand:
     # What an adaptive pool remembers of its recent past.  Written by whoever has `busy`, or the growth turn.
