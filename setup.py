@@ -44,7 +44,7 @@ MODULES = {
             "moves",
             "room",
         ),
-        *("idle", "ladder", "adapt", "walk", "absences", "suspended", "noted", "planned", "areas", "resize"),
+        *("idle", "ladder", "adapt", "walk", "absences", "suspended", "noted", "planned", "areas", "resize", "placed"),
     ),
     "interface": (
         "arguments",

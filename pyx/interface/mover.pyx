@@ -1,20 +1,26 @@
-"""What a pool does with memory below live blocks: it gives them another size, suspends them, and brings them back."""
+"""What a pool does with memory below live blocks: it gives them another size, moves, suspends and resumes them."""
 cimport cython
+from cpython.object cimport PyObject
 from libc.stdint cimport uint16_t, uint64_t
 
 from vpool._base.lock cimport atomic_read
-from vpool._base.types cimport BLOCK_LIVE, GRANULE
+from vpool._base.types cimport BLOCK_LIVE, GRANULE, Block, BlockId
 from vpool._interface.access cimport Access
 from vpool._interface.arguments cimport address_of, size_of
 from vpool._interface.buffer cimport Buffer
 from vpool._interface.diagnosis cimport source_error
 from vpool._interface.upkeep cimport Upkeep
+from vpool._management.arena cimport Arena
+from vpool._management.core cimport Core
 from vpool._management.moves cimport STATUS_NO_ROOM
+from vpool._management.areas cimport state_at
+from vpool._management.placed cimport placed_find, placed_is, placed_take
 from vpool._management.resize cimport RESIZED, RESIZED_STRANGE, resize_in_place
 from vpool._management.suspended cimport GivenUp, suspended_bring_back, suspended_give_up
 from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK, STATUS_OUT_OF_MEMORY
 
 from vpool._interface.tags import checked_tag, number_of
+from vpool.compaction import moves_of
 from vpool.debugging import NotLive
 from vpool.errors import Error, ForeignPointerError, OutOfMemoryError, SourceError
 from vpool.sizes import format_bytes
@@ -177,6 +183,177 @@ cdef class Mover(Upkeep):
         buffer.block_id = 0
         buffer.arena = NULL
         return 0
+
+    cdef BlockId find(self, uint64_t address, Block* found) except? 0:
+        """Number of a live block in the arena of its slot, which the copy of it names; 0 for none."""
+        cdef BlockId block_id
+        with nogil:
+            block_id = placed_find(state_at(self.areas, address), address, found)
+        return block_id
+
+    def movable(self, ptr, on_move):
+        """Let a live block be moved by `coalesce`, to make free memory whole.
+
+        Parameters
+        ----------
+        ptr : int-like or Buffer
+            A live block of this pool.
+        on_move : callable or None
+            Called as ``on_move(old, new)``, with addresses, once the content is copied in the order of the block's
+            stream: what is queued there from then on shall use the new address.  The old block is freed behind it.  Of
+            a buffer `ptr` is the new one by then.  What it raises leaves the block where it was, and goes on to who
+            called `coalesce`.  None takes the leave back.
+
+        Raises
+        ------
+        InvalidPointerError
+            Where the block is not live.
+        TypeError
+            For what cannot be called.
+        Error
+            In a pool with debug modes, which look at what is beside blocks.
+
+        Notes
+        -----
+        The new address is a multiple of 256, of no more.  A block that streams were recorded for is not moved, nor one
+        in a capture's memory, and nothing while another process may use a segment of the pool.  The leave ends with the
+        block; `on_move` is kept until the next `coalesce` after that at the latest.
+
+        Examples
+        --------
+        >>> import vpool
+        >>> pool = vpool.Pool(vpool.Dynamic(initial="1MiB", limit="1MiB"), source="host")
+        >>> blocks = [pool.empty(256 << 10) for _ in range(4)]
+        >>> blocks[0].close(), blocks[2].close()
+        (None, None)
+        >>> pool.movable(blocks[1], lambda old, new: print("moved", new - old >> 10, "KiB"))
+        >>> pool.coalesce() >> 10
+        moved 256 KiB
+        256
+        """
+        cdef uint64_t address
+        cdef Block block
+        cdef _Mover mover
+        self.must_be_open()
+        if on_move is not None and not callable(on_move):
+            raise TypeError(f"on_move must be callable, not {type(on_move).__name__}")
+        if self.debugger is not None:
+            raise Error(f"pool {self.name!r} has debug modes, which look at memory beside blocks: nothing moves")
+        address = self.lent_address(ptr)
+        mover = _Mover()
+        mover.block_id = self.find(address, &block)
+        if mover.block_id == 0:
+            raise self.stray_error(address)
+        if self.movers is None:
+            self.movers = {}
+        if on_move is None:
+            self.movers.pop(address, None)
+            return
+        mover.arena = state_at(self.areas, address).arenas[block.slot]
+        mover.generation = block.generation
+        mover.on_move = on_move
+        mover.buffer = <PyObject*> ptr if isinstance(ptr, Buffer) else NULL
+        self.movers[address] = mover
+
+    cdef dict moving(self):
+        """The movers whose blocks are still there, and may move now; those of others are forgotten."""
+        cdef _Mover mover
+        cdef Block* block
+        found = {}
+        for address, entry in list(self.movers.items()):
+            mover = entry
+            if not placed_is(mover.arena, mover.block_id, mover.generation):
+                if self.movers.get(address) is mover:
+                    del self.movers[address]
+                continue
+            block = &mover.arena.blocks[mover.block_id]
+            if block.flags == 0 and not atomic_read(mover.arena.captured):
+                found[address] = mover
+        return found
+
+    cdef bint move(self, _Mover mover, uint64_t target) except -1:
+        """Move a block to a place, if that is free; whether it was."""
+        cdef Access access = Access(self.areas)
+        cdef Arena* arena = mover.arena
+        cdef Block like
+        cdef BlockId block_id, old_id
+        cdef uint16_t generation
+        cdef uint64_t address
+        cdef Buffer buffer
+        cdef Core area
+        cdef int status = STATUS_OK
+        if not placed_is(arena, mover.block_id, mover.generation):
+            return False
+        like = arena.blocks[mover.block_id]
+        address = like.address
+        if not access.may(arena.slot, False):
+            return False
+        area = self.areas.area_at(address)
+        with nogil:
+            block_id = placed_take(self.areas, area, arena, target, &like)
+        if block_id == 0:
+            return False
+        old_id = mover.block_id
+        # While the record is the same the buffer that has it is there: it frees its block when it goes.
+        buffer = None if mover.buffer == NULL else <Buffer> <object> mover.buffer
+        generation = arena.blocks[block_id].generation
+        if self.core.source.has_memory:
+            with nogil:
+                status = access.copy_on(arena.slot, False, target, address, like.stamp)
+        try:
+            if status != STATUS_OK:
+                raise source_error(self.core, status, f"{like.stamp:,} bytes are not moved")
+            if buffer is not None and buffer.block_id == old_id:
+                buffer.block_id, buffer.address, buffer.generation = block_id, target, generation
+            mover.on_move(address, target)
+        except BaseException:
+            if buffer is not None and buffer.block_id == block_id and buffer.address == target:
+                buffer.block_id, buffer.address, buffer.generation = old_id, address, mover.generation
+            if placed_is(arena, block_id, generation):
+                self.take_back_on(target, arena.slot)
+            raise
+        if self.movers.get(address) is mover:
+            del self.movers[address]
+        if placed_is(arena, old_id, mover.generation):
+            self.take_back_on(address, arena.slot)
+        mover.block_id, mover.generation = block_id, generation
+        if placed_is(arena, block_id, generation):
+            self.movers[target] = mover
+        return True
+
+    def coalesce(self):
+        """Merge what can be merged without waiting, and move what may be moved.
+
+        Memory that streams lent one another goes home where its last use is complete, and merges
+        with its neighbours there; so does pending memory that has become ready.  Then blocks that their owners let
+        move (`movable`) are moved where that makes the largest free range larger, as `vpool.defrag.report` has it:
+        each by one copy on its stream.
+
+        Returns
+        -------
+        int
+            Bytes by which the largest free block has grown.
+
+        Raises
+        ------
+        SourceError
+            Where the driver does not copy; that block stays, and those that were moved before it are.
+
+        Notes
+        -----
+        Runtime complexity: O(blocks); with blocks that may move O(blocks log blocks), and a copy for each move.
+        """
+        before = self.inspect().largest_free_bytes
+        self.streams.settle()
+        with nogil:
+            self.areas.coalesce()
+        moving = self.moving() if self.movers else None
+        if moving:
+            blocks, exported = self.records()[1], self.areas.core.has_exported()
+            for source, target, _ in moves_of(blocks, moving) if not exported else ():
+                if source in moving:
+                    self.move(moving[source], target)
+        return max(0, self.inspect().largest_free_bytes - before)
 
     def suspend(self, tag=None, offload=False):
         """Give up the memory of live blocks, and keep their addresses.

@@ -438,6 +438,16 @@ cdef class Core:
                 return True
         return False
 
+    cdef bint has_exported(self) noexcept nogil:
+        """Whether another process may use some segment.  O(segments)."""
+        cdef uint32_t i
+        cdef bint found = False
+        spin_lock(&self.state.lock)
+        for i in range(self.state.segment_count):
+            found = found or self.state.segments[i].exported
+        spin_unlock(&self.state.lock)
+        return found
+
     cdef bint has_whole(self) noexcept nogil:
         """Whether some segment is one free block, perhaps one that work may still touch.  O(segments)."""
         cdef CoreState* state = &self.state
