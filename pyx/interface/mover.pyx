@@ -14,7 +14,7 @@ from vpool._management.arena cimport Arena
 from vpool._management.core cimport Core
 from vpool._management.moves cimport STATUS_NO_ROOM
 from vpool._management.areas cimport state_at
-from vpool._management.placed cimport placed_find, placed_is, placed_take
+from vpool._management.placed cimport placed_exported, placed_find, placed_is, placed_take
 from vpool._management.resize cimport RESIZED, RESIZED_STRANGE, resize_in_place
 from vpool._management.suspended cimport GivenUp, suspended_bring_back, suspended_give_up
 from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK, STATUS_OUT_OF_MEMORY
@@ -349,8 +349,8 @@ cdef class Mover(Upkeep):
             self.areas.coalesce()
         moving = self.moving() if self.movers else None
         if moving:
-            blocks, exported = self.records()[1], self.areas.core.has_exported()
-            for source, target, _ in moves_of(blocks, moving) if not exported else ():
+            exported = placed_exported(self.areas.state)
+            for source, target, _ in () if exported else moves_of(self.records()[1], moving):
                 if source in moving:
                     self.move(moving[source], target)
         return max(0, self.inspect().largest_free_bytes - before)

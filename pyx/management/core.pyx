@@ -17,7 +17,6 @@ from vpool._base.lock cimport (
 from vpool._base.memory cimport lazy_release, lazy_reserve
 from vpool._base.turn cimport turn_destroy, turn_give, turn_init, turn_take
 from vpool._base.types cimport (
-    BLOCK_FREE,
     FLAG_SOLID,
     GRANULE,
     MAX_SLOTS,
@@ -437,34 +436,6 @@ cdef class Core:
             if slot != hint and core_deallocate(self.state.arenas[slot], address):
                 return True
         return False
-
-    cdef bint has_exported(self) noexcept nogil:
-        """Whether another process may use some segment.  O(segments)."""
-        cdef uint32_t i
-        cdef bint found = False
-        spin_lock(&self.state.lock)
-        for i in range(self.state.segment_count):
-            found = found or self.state.segments[i].exported
-        spin_unlock(&self.state.lock)
-        return found
-
-    cdef bint has_whole(self) noexcept nogil:
-        """Whether some segment is one free block, perhaps one that work may still touch.  O(segments)."""
-        cdef CoreState* state = &self.state
-        cdef Segment* segment
-        cdef Block* block
-        cdef uint32_t i
-        cdef bint found = False
-        spin_lock(&state.lock)
-        for i in range(state.segment_count):
-            segment = &state.segments[i]
-            if segment.edge and not segment.mapped and not found:
-                bias_take(&segment.arena.lock)
-                block = &segment.arena.blocks[segment.arena.blocks[segment.edge].next]
-                found = block.state == BLOCK_FREE and block.nbytes == segment.nbytes
-                bias_drop(&segment.arena.lock)
-        spin_unlock(&state.lock)
-        return found
 
     cdef bint give_idle(self, uint64_t keep, uint64_t enough) noexcept nogil:
         """Give idle segments back while more than `enough` bytes are reserved and at least `keep` will be."""

@@ -3,16 +3,25 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
 from vpool._base.bias cimport bias_drop, bias_take
-from vpool._base.lock cimport atomic_add, atomic_read, atomic_write
+from vpool._base.lock cimport atomic_add, atomic_read, atomic_write, spin_lock, spin_unlock
 from vpool._base.turn cimport turn_give, turn_take
-from vpool._base.types cimport GRANULE, SEGMENT_ROUNDING, BlockId, round_down, round_up
+from vpool._base.types cimport BLOCK_FREE, GRANULE, SEGMENT_ROUNDING, Block, BlockId, round_down, round_up
 from vpool._management.arena cimport Arena, arena_allocated
 from vpool._management.core cimport STATUS_MISALIGNED, Core, core_live_bytes, request_broken
 from vpool._management.cross cimport cross_merge, cross_ready, cross_recall, cross_steal, cross_take_own
 from vpool._management.freelist cimport freelist_find
 from vpool._management.order cimport order_waited
 from vpool._management.room cimport room_make
-from vpool._management.state cimport RUNG_SEARCH, RUNGS, STATE_ADAPTIVE, CoreState, GrowthRule, Request, slot_count
+from vpool._management.state cimport (
+    RUNG_SEARCH,
+    RUNGS,
+    STATE_ADAPTIVE,
+    CoreState,
+    GrowthRule,
+    Request,
+    Segment,
+    slot_count,
+)
 from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 
 cdef enum:
@@ -128,6 +137,24 @@ cdef uint64_t _capture_step(Arena* arena) noexcept nogil:
     return min(max(arena_allocated(arena) // 4, <uint64_t> SEGMENT_ROUNDING), <uint64_t> MOST_FOR_CAPTURES)
 
 
+cdef bint _has_whole(CoreState* state) noexcept nogil:
+    """Whether some segment is one free block, perhaps one that work may still touch.  O(segments)."""
+    cdef Segment* segment
+    cdef Block* block
+    cdef uint32_t i
+    cdef bint found = False
+    spin_lock(&state.lock)
+    for i in range(state.segment_count):
+        segment = &state.segments[i]
+        if segment.edge and not segment.mapped and not found:
+            bias_take(&segment.arena.lock)
+            block = &segment.arena.blocks[segment.arena.blocks[segment.edge].next]
+            found = block.state == BLOCK_FREE and block.nbytes == segment.nbytes
+            bias_drop(&segment.arena.lock)
+    spin_unlock(&state.lock)
+    return found
+
+
 cdef void _make_room(Core core, uint64_t want) noexcept nogil:
     """Give idle segments, which did not fit the request, back before another one comes."""
     cdef CoreState* state = &core.state
@@ -137,7 +164,7 @@ cdef void _make_room(Core core, uint64_t want) noexcept nogil:
         if reserved > live + live // 16:
             core.prove_idle()
             core.give_idle(live, live + live // 32)
-    elif state.rule.trims and reserved + want > atomic_read(state.peak_reserved) and core.has_whole():
+    elif state.rule.trims and reserved + want > atomic_read(state.peak_reserved) and _has_whole(state):
         core.prove_idle()
         core.give_idle(0, 0)
 

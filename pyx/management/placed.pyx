@@ -29,6 +29,17 @@ cdef BlockId placed_find(CoreState* state, uint64_t address, Block* found) noexc
     return block_id
 
 
+cdef bint placed_exported(CoreState* state) noexcept nogil:
+    """Whether another process may use some segment.  O(segments)."""
+    cdef uint32_t i
+    cdef bint found = False
+    spin_lock(&state.lock)
+    for i in range(state.segment_count):
+        found = found or state.segments[i].exported
+    spin_unlock(&state.lock)
+    return found
+
+
 cdef bint placed_is(Arena* arena, BlockId block_id, uint16_t generation) noexcept nogil:
     """Whether a record still is of the live block that it was."""
     cdef bint same

@@ -63,8 +63,6 @@ cdef class Core:
     cdef void enlist(self, Segment* segment) noexcept nogil
     cdef int release_idle(self, uint64_t keep, uint64_t* released) noexcept nogil
     cdef void prove_idle(self) noexcept nogil
-    cdef bint has_whole(self) noexcept nogil
-    cdef bint has_exported(self) noexcept nogil
     cdef bint give_idle(self, uint64_t keep, uint64_t enough) noexcept nogil
     cdef void coalesce(self) noexcept nogil
     cdef int drain(self) noexcept nogil

@@ -8,5 +8,6 @@ from vpool._management.core cimport Core
 from vpool._management.state cimport CoreState
 
 cdef BlockId placed_find(CoreState* state, uint64_t address, Block* found) noexcept nogil
+cdef bint placed_exported(CoreState* state) noexcept nogil
 cdef bint placed_is(Arena* arena, BlockId block_id, uint16_t generation) noexcept nogil
 cdef BlockId placed_take(Areas areas, Core core, Arena* arena, uint64_t address, Block* like) noexcept nogil
