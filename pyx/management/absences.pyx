@@ -3,7 +3,7 @@
 A suspended block is live again once all of its memory is back.  What is nobody's becomes free where there is memory;
 where nobody needs any it becomes a hole, at the end of its way home if another stream has borrowed it.
 """
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from vpool._base.lock cimport lone_count
 from vpool._base.types cimport (
