@@ -44,7 +44,7 @@ MODULES = {
             "moves",
             "room",
         ),
-        *("idle", "ladder", "adapt", "walk", "noted", "planned", "areas"),
+        *("idle", "ladder", "adapt", "walk", "absences", "suspended", "noted", "planned", "areas", "resize", "placed"),
     ),
     "interface": (
         "arguments",
@@ -63,6 +63,7 @@ MODULES = {
         "recorder",
         "gauge",
         "upkeep",
+        "mover",
         "pool",
         "replay",
         "bench",

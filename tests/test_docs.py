@@ -54,9 +54,9 @@ def test_signatures_are_those_of_the_stubs():
     """Of types that cannot tell them at run time; their stubs are checked against the code."""
     stubs = [
         ast.parse((ROOT / "vpool" / "_interface" / f"{name}.pyi").read_text())
-        for name in ("lender", "upkeep", "pool", "buffer")
+        for name in ("lender", "upkeep", "mover", "pool", "buffer")
     ]
-    bases = {"Lender": "Pool", "Upkeep": "Pool"}
+    bases = {"Lender": "Pool", "Upkeep": "Pool", "Mover": "Pool"}
     signatures = {}
     for cls in (node for stub in stubs for node in stub.body if isinstance(node, ast.ClassDef)):
         for method in (node for node in cls.body if isinstance(node, ast.FunctionDef)):

@@ -47,6 +47,8 @@ def child():
         'captures': lambda: pool.captures, 'ipc': lambda: pool.ipc_handle(ptr), 'int': lambda: int(buffer),
         'ptr': lambda: buffer.ptr, 'nbytes': lambda: buffer.nbytes, 'requested': lambda: buffer.requested,
         'stream': lambda: buffer.stream, 'set_default_pool': lambda: vpool.set_default_pool(pool),
+        'resize': lambda: pool.resize(buffer, 10), 'suspend': pool.suspend, 'resume': pool.resume,
+        'movable': lambda: pool.movable(ptr, print),
         'memory': pool.source.memory, 'a source': lambda: make_on(pool.source),
     }
     for call in calls.values():

@@ -7,11 +7,13 @@ import logging
 import math
 import random
 import weakref
+from pathlib import Path
 
 import pytest
 
 import vpool
 from tests.helpers.pools import GIB, GRANULE, KIB, MIB, assert_whole, round_up, simulated_pool, unchanged
+from tests.helpers.traces import ALL, recorded
 
 FIRST_SEGMENT = 256 * MIB
 # What a pool without pressure callbacks tries before it fails.
@@ -415,3 +417,76 @@ class TestArguments:
 def test_a_fraction_of_a_byte_is_no_size(size):
     with pytest.raises(ValueError, match="must be bytes or a size"):
         vpool.Dynamic(initial=size)
+
+
+class TestIdleSegmentsGoFirst:
+    """`Dynamic(adaptive="growth")`."""
+
+    def test_only_where_the_pool_would_pass_what_it_ever_had(self):
+        with default_pool(initial=0, adaptive="growth") as pool:
+            small, large = pool.allocate(200 * MIB), pool.allocate(300 * MIB)
+            pool.deallocate(small)
+            pool.allocate(290 * MIB)
+            assert pool.stats.reserved_bytes == 590 * MIB, "the idle one went first"
+            calls = pool.stats.source_calls
+            pool.deallocate(large)
+            pool.allocate(300 * MIB)
+            assert pool.stats.source_calls == calls
+            pool.check()
+
+    def test_without_an_idle_segment_nobody_asks_for_one(self):
+        with default_pool(initial="1MiB", growth=2.0, adaptive="growth") as pool:
+            totals = grow(pool, 8)
+            assert totals == [MIB << number for number in range(8)]
+            assert pool.stats.source_calls == 8
+            assert pool.source.driver.calls()["event_record"][0] == 0
+
+    def test_steps_are_bounded_and_large_requests_have_their_own_size(self):
+        with default_pool(initial=2 * GIB, growth=2.0, adaptive="growth") as pool:
+            pool.allocate(2 * GIB)
+            pool.allocate(MIB)
+            assert pool.stats.reserved_bytes == 2 * GIB + 640 * MIB
+            pool.allocate(639 * MIB)
+            pool.allocate(128 * MIB)
+            assert pool.stats.reserved_bytes == 2 * GIB + 768 * MIB
+
+    def test_what_work_may_touch_stays(self):
+        source = vpool.sources.Simulated()
+        strategy = vpool.Dynamic(initial=0, limit=1.0, adaptive="growth")
+        with vpool.Pool(strategy, source=source) as pool:
+            ptr = pool.allocate(200 * MIB)
+            source.driver.queue_work(0)
+            pool.deallocate(ptr)
+            pool.allocate(300 * MIB)
+            assert pool.stats.reserved_bytes == 500 * MIB
+            source.driver.complete()
+            pool.allocate(400 * MIB)
+            assert pool.stats.reserved_bytes == 700 * MIB
+
+    @pytest.mark.parametrize("adaptive", ["", "idle", "Growth"])
+    def test_other_words_are_refused(self, adaptive):
+        with pytest.raises(ValueError, match="growth"):
+            vpool.Dynamic(adaptive=adaptive)
+
+    def test_a_running_pool_can_begin_to(self):
+        with default_pool(initial=0) as pool:
+            pool.apply(vpool.Dynamic(initial=0, limit=1.0, adaptive="growth"))
+            pool.deallocate(pool.allocate(200 * MIB))
+            pool.allocate(300 * MIB)
+            assert pool.stats.reserved_bytes == 300 * MIB
+
+    def test_recorded_runs_need_less_and_few_calls_more(self):
+        """Three passes each, as `docs/strategies.rst` has it."""
+        ratios, calls = {}, 0
+        for name in ALL:
+            result = vpool.replay(recorded(name), vpool.Dynamic(adaptive="growth"), passes=3)
+            ratios[name] = result.reserved_over_live
+            calls += result.source_calls
+        mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
+        text = (Path(__file__).parents[1] / "docs" / "strategies.rst").read_text()
+        others = max(ratio for name, ratio in ratios.items() if name != "fsdp_train")
+        assert f"what is live in the geometric mean, {ratios['fsdp_train']:.3f} at most" in text
+        assert f"reserve {mean:.3f} times" in text
+        assert f"and {others:.3f} on each other one" in text
+        assert f"It takes {calls} source calls in all" in text
+        assert mean <= 1.12

@@ -171,7 +171,7 @@ dynamics = st.builds(
     initial=sizes(0, 1 << 40),
     growth=st.floats(1, 16, exclude_min=True) | sizes(4096, 1 << 60),
     limit=limits,
-    adaptive=st.booleans(),
+    adaptive=st.sampled_from([False, True, "growth"]),
 )
 blocks = st.none() | sizes(1 << 16, 1 << 20)
 blocks |= st.lists(sizes(1 << 16, 1 << 20) | st.tuples(sizes(1, 1 << 20), st.integers(1, 8)), min_size=1, max_size=4)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["FIXED", "FREE", "LIVE", "BlockMap", "Move", "areas_of"]
+__all__ = ["FIXED", "FREE", "LIVE", "BlockMap", "Move", "areas_of", "moves_of"]
 
 # What a range is: free; a live block, which its owner may move; what stays where it is.
 FREE, LIVE, FIXED = range(3)
@@ -262,6 +262,28 @@ def areas_of(blocks, core):
     if not core["block_sizes"]:
         areas.append((_map_of(blocks, np.flatnonzero(first)), False))
     return areas
+
+
+def moves_of(blocks, movable):
+    """The moves that make the longest free range of one segment, where only some live blocks may move.
+
+    Parameters
+    ----------
+    blocks : numpy.ndarray
+        Rows of `BLOCK_DTYPE`, at least.
+    movable : collection of int
+        Addresses of the blocks that may.
+
+    Returns
+    -------
+    list of Move
+        In their order, none where they gain nothing.
+    """
+    blocks = blocks.copy()
+    blocks["state"][(blocks["state"] == "live") & ~np.isin(blocks["address"], list(movable))] = "pending"
+    one = _map_of(blocks, np.arange(len(blocks)))
+    found = one.most_joined(one.largest_free + 1) if one.largest_free else None
+    return [] if found is None else found[1]
 
 
 def _map_of(blocks, rows):

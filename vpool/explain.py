@@ -38,8 +38,8 @@ class Explanation:
     pool : str or None
         Name of the pool that has it; None where none has, and then nothing below is known.
     state : str
-        ``"live"``, ``"free"``, ``"pending"`` or ``"unmapped"``; ``"foreign"`` where no pool has the address, and
-        ``"edge"`` where it lies in a segment, outside all blocks.
+        ``"live"``, ``"free"``, ``"pending"``, ``"unmapped"`` or ``"suspended"``; ``"foreign"`` where no pool has the
+        address, and ``"edge"`` where it lies in a segment, outside all blocks.
     address, nbytes, requested : int
         Of the block: where it begins, its bytes, and those that were asked for.
     offset : int
@@ -137,7 +137,8 @@ def explain(ptr):
     for pool in pools:
         snapshot = pool.snapshot()
         for number, segment in enumerate(snapshot.segments):
-            if int(segment["address"]) <= address < int(segment["address"]) + int(segment["nbytes"]):
+            last = _end(snapshot, number)  # of addresses, of which not all need to have memory
+            if int(segment["address"]) <= address < max(last, int(segment["address"]) + int(segment["nbytes"])):
                 return _explained(pool.name, snapshot, number, address)
     return Explanation(address, searched=tuple(pool.name for pool in pools))
 
@@ -167,6 +168,12 @@ def _explained(name, snapshot, number, address):
         before=_neighbour(snapshot, mine[index - 1]) if index > 0 else None,
         after=_neighbour(snapshot, mine[index + 1]) if index + 1 < len(mine) else None,
     )
+
+
+def _end(snapshot, number):
+    """Where the last block of a segment ends that is somebody's, or has memory."""
+    mine = snapshot.blocks[(snapshot.blocks["segment"] == number) & (snapshot.blocks["state"] != "unmapped")]
+    return int((mine["address"] + mine["nbytes"]).max(initial=0))
 
 
 def _neighbour(snapshot, block):

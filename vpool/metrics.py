@@ -12,6 +12,7 @@ _GAUGES = {
     "requested_bytes": "Bytes lent now, as asked for.",
     "reserved_bytes": "Bytes held from the source.",
     "pending_bytes": "Bytes freed that some stream may still use.",
+    "suspended_bytes": "Bytes lent that have no memory until the pool is resumed.",
     "peak_allocated_bytes": "The most bytes lent so far.",
     "peak_reserved_bytes": "The most bytes held so far.",
 }

@@ -122,6 +122,7 @@ def page_of_snapshot(snapshot, title):
     state = np.zeros(len(blocks), np.uint8)
     for number, name in enumerate(_STATES):
         state[blocks["state"] == name] = number
+    state[blocks["state"] == "suspended"] = _STATES.index("unmapped")
     packed = Packed()
     packed.add("segment", segment, rising=True)
     packed.add("offset", (blocks["address"] - table["address"][segment]) // np.uint64(unit))

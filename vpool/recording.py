@@ -105,7 +105,7 @@ def _arrays(first, events, blocks, slots, held, pieces, spans, began, name):
         notes.append(f"{plural(again, 'free')} of what another thread had freed already {is_left_out}")
     # What was live before: frees without an allocation, and what is live and was never allocated here.
     old = pairs[before]
-    there = (blocks["state"] == "live") & ~_touches(blocks, pairs, late)
+    there = np.isin(blocks["state"], ("live", "suspended")) & ~_touches(blocks, pairs, late)
     live = blocks[there]
     initial = np.zeros(len(old) + len(live), EVENT_DTYPE)
     initial[: len(old)] = old
@@ -262,6 +262,6 @@ def live_origins(events, blocks):
     order = births[np.argsort(events["address"][births], kind="stable")]
     addresses = events["address"][order]
     last = np.searchsorted(addresses, blocks["address"], side="right") - 1
-    found = (last >= 0) & (blocks["state"] == "live")
+    found = (last >= 0) & np.isin(blocks["state"], ("live", "suspended"))
     found &= addresses[np.maximum(last, 0)] == blocks["address"] if len(order) else False
     return np.where(found, order[np.maximum(last, 0)] if len(order) else -1, -1)

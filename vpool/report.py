@@ -19,7 +19,7 @@ BLOCK_DTYPE = np.dtype(
         ("address", np.uint64),
         ("nbytes", np.uint64),
         ("requested", np.uint64),
-        ("state", "U8"),
+        ("state", "U9"),
         ("stream", np.uint64),
         ("segment", np.uint32),
         ("tag", np.uint16),
@@ -57,6 +57,9 @@ class Report:
     ----------
     reserved_bytes, allocated_bytes, requested_bytes, free_bytes, pending_bytes : int
         Held from the source; lent, after rounding; lent, as asked for; free; freed but perhaps in use.
+    suspended_bytes : int
+        Lent, but without memory: see `Pool.suspend`.  Neither reserved nor allocated, but for what shares a handle with
+        other blocks.
     largest_free_bytes : int
         The largest contiguous free range.
     peak_reserved_bytes, peak_allocated_bytes, peak_requested_bytes : int
@@ -129,6 +132,7 @@ class Report:
         self.requested_bytes = int(self._live["requested"].sum(dtype=np.uint64))
         self.free_bytes = _total(self._free)
         self.pending_bytes = _total(blocks[states == "pending"])
+        self.suspended_bytes = _total(blocks[states == "suspended"])
         self.largest_free_bytes = int(self._free["nbytes"].max()) if len(self._free) else 0
         self.live_blocks = len(self._live)
         self.free_blocks = len(self._free)
@@ -267,7 +271,7 @@ class Report:
             first, in_core = 1, self._largest_in_core()
         for number, segment in enumerate(self.segment_table[first:], first):
             mine = self.blocks[self.blocks["segment"] == number]
-            unmapped = mine["state"] == "unmapped"
+            unmapped = np.isin(mine["state"], ("unmapped", "suspended"))
             runs = _runs_without((mine["state"] == "live") | unmapped, mine["nbytes"])
             longest = max(longest, *runs, 0)
             if len(mine) and not unmapped.any() and not (mine["state"] == "live").any():
@@ -314,6 +318,7 @@ class Report:
                 "requested_bytes",
                 "free_bytes",
                 "pending_bytes",
+                "suspended_bytes",
                 "largest_free_bytes",
                 "peak_reserved_bytes",
                 "peak_allocated_bytes",

@@ -28,6 +28,7 @@ __all__ = [
     "Source",
     "checked_ordinal",
     "current_device",
+    "host_beside",
     "resolve",
 ]
 
@@ -211,6 +212,13 @@ def _cuda_source(driver, device, name="cuda", kind=Source, **options):
 def Host():
     """Ordinary memory of this process, page-aligned and writable."""
     return Source(HostDriver(), "host", host_accessible=True)
+
+
+def host_beside(source):
+    """Memory of the host for what a source's memory holds: page-locked where the source is CUDA's."""
+    if source.driver is _cuda_driver and not isinstance(source.driver, SimulatedDriver):
+        return Pinned(source.device)
+    return Host()
 
 
 def Simulated(capacity=None, *, base_offset=0):

@@ -20,6 +20,8 @@ class PoolStats:
         Held from the source.
     pending_bytes : int
         Freed, but some stream may still use it.
+    suspended_bytes : int
+        Lent, but without memory until the pool is resumed: neither reserved nor allocated.
     peak_allocated_bytes, peak_reserved_bytes : int
         The highest values so far.
     allocations, frees : int
@@ -36,6 +38,7 @@ class PoolStats:
     requested_bytes: int
     reserved_bytes: int
     pending_bytes: int
+    suspended_bytes: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     allocations: int

@@ -26,6 +26,7 @@ class Numbers(NamedTuple):
     factor: float = 0.0  # of what has grown so far; 0 where `step` says it
     step: int = 0
     adaptive: bool = False
+    trims: bool = False  # idle segments go back before another one comes, and steps are bounded
     core: int = 0  # taken at construction, and kept
     blocks: tuple[tuple[int, int], ...] = ()  # size and count of the core's blocks; none: one slab
     smallest: int = 1  # requests from `smallest` to `largest` are served from the core
@@ -105,9 +106,10 @@ class Dynamic(Strategy):
     limit : float, int or str
         The most that the pool ever reserves: a float is a share of the device's total memory, a size
         is bytes.
-    adaptive : bool
-        Let steps follow recent demand, at most as large as `growth` says, and give idle segments
-        back once demand has fallen.
+    adaptive : bool or "growth"
+        True lets steps follow recent demand, at most as large as `growth` says, and gives idle segments
+        back once demand has fallen.  ``"growth"`` gives them back only where the pool has to grow past what it ever
+        had; a step is 640 MiB at most then, and requests of 128 MiB and more get segments of their own.
 
     Raises
     ------
@@ -129,7 +131,7 @@ class Dynamic(Strategy):
     initial: int | str = _DEFAULT_INITIAL
     growth: float | int | str = 1.5
     limit: float | int | str = 0.8
-    adaptive: bool = False
+    adaptive: bool | str = False
 
     def __post_init__(self):
         parse_size(self.initial, "initial")
@@ -142,8 +144,10 @@ class Dynamic(Strategy):
                 f"write a factor as a float, such as 2.0"
             )
         _check_limit(self.limit)
-        if not isinstance(self.adaptive, bool):
-            raise TypeError(f"adaptive must be a bool, not {type(self.adaptive).__name__}")
+        if not isinstance(self.adaptive, bool | str):
+            raise TypeError(f'adaptive must be "growth" or a bool, not {type(self.adaptive).__name__}')
+        if isinstance(self.adaptive, str) and self.adaptive != "growth":
+            raise ValueError(f'adaptive must be True, False or "growth", not {self.adaptive!r}')
 
     def rule(self, device_total):
         """The numbers that a pool works with: see `Strategy.rule`."""
@@ -157,10 +161,12 @@ class Dynamic(Strategy):
                     f"of the device's {format_bytes(device_total)}"
                 )
             initial = limit
+        adaptive, trims = self.adaptive is True, self.adaptive == "growth"
         if isinstance(self.growth, float):
-            numbers = Numbers(limit, initial, factor=self.growth, adaptive=self.adaptive)
+            numbers = Numbers(limit, initial, factor=self.growth, adaptive=adaptive, trims=trims)
         else:
-            numbers = Numbers(limit, initial, step=parse_size(self.growth, "growth"), adaptive=self.adaptive)
+            step = parse_size(self.growth, "growth")
+            numbers = Numbers(limit, initial, step=step, adaptive=adaptive, trims=trims)
         return numbers if isinstance(self.limit, float) else numbers._replace(ease=EASE_OF_BYTES)
 
     def limit_of(self):

@@ -4,7 +4,7 @@ import numpy as np
 
 from vpool.sizes import parse_size
 
-__all__ = ["Trimmed", "checked_budget", "checked_marks", "why_kept"]
+__all__ = ["Suspended", "Trimmed", "checked_budget", "checked_marks", "why_kept", "why_suspended"]
 
 LIVE = "in segments with live blocks"
 PENDING = "in segments that queued work may still use"
@@ -13,6 +13,11 @@ ASKED = "to be kept, as asked"
 LATE = "idle, but the time was up"
 ELSEWHERE = "idle, but for a capture's graph, another process, or work that cannot be asked about"
 ENDS = "lost at the ends of segments"
+BELOW = "on handles that suspended blocks share with others"
+SHARED = "on handles that other live blocks share"
+IN_USE = "on handles that queued work may still use"
+REFUSED = "not taken back by the source"
+OTHERS = "live and not asked for, a capture's, or allocated meanwhile"
 
 
 class Trimmed(int):
@@ -30,6 +35,30 @@ class Trimmed(int):
         trimmed = super().__new__(cls, released)
         trimmed.kept = tuple(kept)
         return trimmed
+
+
+class Suspended(int):
+    """Bytes that went back to the source when blocks were suspended.
+
+    Attributes
+    ----------
+    kept : tuple of (int, str)
+        Bytes that stayed reserved, and why; they add up to what is reserved, of the moment behind it.
+    """
+
+    kept: tuple[tuple[int, str], ...]
+
+    def __new__(cls, released, kept):
+        suspended = super().__new__(cls, released)
+        suspended.kept = tuple(kept)
+        return suspended
+
+
+def why_suspended(reserved, core, shared, in_use, refused):
+    """Pairs of bytes and the reason that they are still reserved, in a fixed order; the arguments are bytes."""
+    found = [(core, CORE), (shared, SHARED), (in_use, IN_USE), (refused, REFUSED)]
+    found.append((max(0, reserved - sum(nbytes for nbytes, _ in found)), OTHERS))
+    return [(nbytes, reason) for nbytes, reason in found if nbytes]
 
 
 def why_kept(report, keep, late):
@@ -54,7 +83,7 @@ def why_kept(report, keep, late):
     def sums(part):
         return np.bincount(number[part], report.blocks["nbytes"][part].astype(float), count).astype(np.int64)
 
-    mapped = sums(states != "unmapped")
+    mapped = sums(~np.isin(states, ("unmapped", "suspended")))
     live, pending = sums(states == "live") > 0, sums(states == "pending") > 0
     core = np.zeros(count, bool)
     core[:1] = report.core is not None
@@ -67,7 +96,7 @@ def why_kept(report, keep, late):
         (int(mapped[pending & ~live & ~core].sum()), PENDING),
         (asked, ASKED),
         (idle - asked, LATE if late else ELSEWHERE),
-        (report.reserved_bytes - int(mapped.sum()), ENDS),
+        (report.reserved_bytes - int(mapped.sum()), BELOW if report.suspended_bytes else ENDS),
     ]
     return [(nbytes, reason) for nbytes, reason in found if nbytes]
 

@@ -1,4 +1,4 @@
-"""Device memory, written and read in stream order: only the debug modes do that.
+"""Device memory, written, read and copied in stream order: only the debug modes and a resize do that.
 
 A stream is named by its slot.  Where its handle cannot be touched, since the stream may be gone, all
 work on the device is waited for instead.
@@ -168,6 +168,21 @@ cdef class Access:
             status = order_drain(self.areas.state, self.areas.core.source)
             if status == STATUS_OK:
                 status = self.areas.core.source.read_on(0, host, address, nbytes)
+        return self.leave(slot, status)
+
+    cdef int copy_on(self, int slot, bint named, uint64_t to, uint64_t address, uint64_t nbytes) noexcept nogil:
+        """Copy behind what a stream has queued, in front of what is queued there from now on."""
+        cdef uint8_t waited_for
+        cdef int status
+        if self.enter(slot, named):
+            status = self.areas.core.source.copy_on(self.areas.state.table[slot].stream, to, address, nbytes)
+        else:
+            status = order_drain(self.areas.state, self.areas.core.source)
+            if status == STATUS_OK:
+                status = self.areas.core.source.copy_on(0, to, address, nbytes)
+            if status == STATUS_OK:
+                # No stream that comes later waits for this one.
+                status = self.areas.core.source.read_on(0, &waited_for, to, 1)
         return self.leave(slot, status)
 
     cdef int come_after(self, int slot, int other, bint named) noexcept nogil:

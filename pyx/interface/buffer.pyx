@@ -5,11 +5,12 @@ from libc.stdint cimport uint64_t
 
 from vpool._base.bias cimport Seat, bias_enter, bias_leave, bias_try_enter
 from vpool._base.lock cimport atomic_read
-from vpool._base.types cimport BLOCK_LIVE, Block, BlockId, likely, unlikely
+from vpool._base.types cimport BLOCK_LIVE, BLOCK_SUSPENDED, Block, BlockId, likely, unlikely
 from vpool._management.arena cimport Arena
 from vpool._management.cross cimport cross_free_record
 from vpool._management.hit cimport hit_put_record
 from vpool._management.state cimport STATE_FORKED, STATE_HOLDS
+from vpool._management.suspended cimport suspended_free_record
 
 from vpool.errors import InvalidPointerError
 
@@ -31,7 +32,8 @@ cdef inline bint still_mine(Buffer buffer) noexcept:
         return False
     block = &buffer.arena.blocks[buffer.block_id]
     return (
-        block.state == BLOCK_LIVE and block.generation == buffer.generation
+        (block.state == BLOCK_LIVE or block.state == BLOCK_SUSPENDED and block.stamp != 0)
+        and block.generation == buffer.generation
         and block.address + buffer.pool.front == buffer.address
         and (buffer.pool.debugger is None or buffer.pool.debugger.is_live(buffer.address))
     )
@@ -96,6 +98,9 @@ cdef class Buffer:
                 seat = bias_enter(&arena.lock)
                 mine = hit_put_record(arena, block_id, self.generation, self.address)
                 bias_leave(&arena.lock, seat)
+        if unlikely(not mine):
+            with nogil:
+                mine = suspended_free_record(self.pool.core, arena, block_id, self.generation, -1)
         return mine
 
     cdef bint put_on(self, int slot) noexcept:
@@ -104,7 +109,9 @@ cdef class Buffer:
         cdef bint mine
         self.block_id = 0
         with nogil:
-            mine = cross_free_record(self.pool.areas.state_of(self.arena), self.arena, block_id, self.generation, slot)
+            mine = cross_free_record(
+                self.pool.areas.state_of(self.arena), self.arena, block_id, self.generation, slot
+            ) or suspended_free_record(self.pool.core, self.arena, block_id, self.generation, slot)
         return mine
 
     cdef bint close_held(self, stream) except -1:

@@ -2,7 +2,7 @@
 from libc.stdint cimport uint64_t
 
 from vpool._base.lock cimport atomic_read
-from vpool._base.types cimport BLOCK_LIVE, GRANULE, Block, round_up
+from vpool._base.types cimport BLOCK_LIVE, BLOCK_SUSPENDED, GRANULE, Block, round_up
 from vpool._interface.snapshot cimport copy_records
 from vpool._management.areas cimport Areas
 from vpool._management.core cimport STATUS_OVERLAP, Core, request_broken
@@ -14,7 +14,14 @@ from vpool._storage.source cimport Range
 
 from vpool._interface.tags import name_of
 from vpool._management.ladder import RUNG_NAMES
-from vpool.errors import DoubleFreeError, ForeignPointerError, ForkedProcessError, OutOfMemoryError, SourceError
+from vpool.errors import (
+    DoubleFreeError,
+    ForeignPointerError,
+    ForkedProcessError,
+    InvalidPointerError,
+    OutOfMemoryError,
+    SourceError,
+)
 from vpool.report import Report
 from vpool.shortage import Shortage
 from vpool.sizes import format_bytes
@@ -120,7 +127,9 @@ cdef stray(Areas areas, str name, uint64_t address, owner):
     if not inside:
         whose = f"; it is of pool {owner!r}" if owner else ""
         return ForeignPointerError(f"{address:#x} is not of pool {name!r}{whose}")
-    if block.state == BLOCK_LIVE and block.address != address:
+    if block.state == BLOCK_SUSPENDED and block.stamp and block.address == address:
+        return InvalidPointerError(f"the block at {address:#x} is suspended: resume() gives it memory again")
+    if (block.state == BLOCK_LIVE or block.state == BLOCK_SUSPENDED and block.stamp) and block.address != address:
         return ForeignPointerError(
             f"{address:#x} lies {address - block.address} bytes inside the live block at {block.address:#x}"
         )

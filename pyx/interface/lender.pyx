@@ -323,7 +323,8 @@ cdef class Lender:
         if self.debugger is not None:
             return self.debugger.leaks()
         blocks = self.records()[1]
-        rows = blocks[blocks["state"] == "live"][["requested", "nbytes", "stream"]].tolist()
+        lent = (blocks["state"] == "live") | (blocks["state"] == "suspended")
+        rows = blocks[lent][["requested", "nbytes", "stream"]].tolist()
         return Leaks(self.name, [(UNKNOWN_SITE, requested, nbytes, None, stream) for requested, nbytes, stream in rows])
 
     cdef stray_error(self, uint64_t address):

@@ -13,10 +13,10 @@ from vpool._interface.arguments cimport address_of, checked_alignment, checked_r
 from vpool._interface.buffer cimport Buffer
 from vpool._interface.diagnosis cimport not_taken
 from vpool._interface.lender cimport register
+from vpool._interface.mover cimport Mover
 from vpool._interface.pressure cimport Pressure
 from vpool._interface.sharing cimport handle_of
 from vpool._interface.streams cimport StreamTable, defaults_in_use
-from vpool._interface.upkeep cimport Upkeep
 from vpool._management.arena cimport Arena
 from vpool._management.areas cimport Areas, in_fixed
 from vpool._management.hit cimport put_any
@@ -24,7 +24,6 @@ from vpool._management.state cimport STATE_CLOSED, STATE_FORKED, STATE_HOLDS
 
 from vpool._management.areas import CoreNotTaken
 from vpool.annotation import debugger_of
-from vpool.errors import ForeignPointerError
 from vpool.maintenance import Maintainer, checked_interval
 from vpool.modes import Modes, modes_of, with_guards
 from vpool.placement import checked_plan, with_plan
@@ -53,7 +52,7 @@ cdef inline bint put(Arena* arena, uint64_t address) noexcept nogil:
 
 @cython.no_gc_clear   # the collector must not drop `core` while `__dealloc__` of a buffer may need it
 @cython.binding(False)
-cdef class Pool(Upkeep):
+cdef class Pool(Mover):
     """A pool of device memory.
 
     Parameters
@@ -521,23 +520,6 @@ cdef class Pool(Upkeep):
         self.strategy = strategy
         self.numbers = self.numbers._replace(limit=limit, ease=EASE_OF_BYTES)
         self.areas.apply(self.numbers)
-
-    cdef uint64_t lent_address(self, ptr) except? 0:
-        """The address that a caller has of a block, by number or as a buffer of this pool that is open."""
-        cdef uint64_t address
-        if not isinstance(ptr, Buffer):
-            return address_of(ptr)
-        self.must_own(ptr)
-        address = (<Buffer> ptr).address
-        if address and ptr.closed:                # whoever has the address now is somebody else
-            raise self.stray_error(address)
-        return address
-
-    cdef int must_own(self, Buffer buffer) except -1:
-        if buffer.pool is not self:
-            owner = None if buffer.pool is None else buffer.pool.name
-            raise ForeignPointerError(f"{buffer!r} is of pool {owner!r}, not {self.name!r}")
-        return 0
 
     def _set_limit(self, uint64_t limit):
         cdef bint possible

@@ -4,7 +4,7 @@ import numpy as np
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
 from vpool._base.lock cimport atomic_read
-from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, BLOCK_PENDING, BLOCK_UNMAPPED
+from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, BLOCK_PENDING, BLOCK_SUSPENDED, BLOCK_UNMAPPED
 from vpool._management.areas cimport Areas
 from vpool._management.core cimport Core
 from vpool._management.idle cimport idle_movable
@@ -25,11 +25,12 @@ _COPY_DTYPE = np.dtype([
 ])
 _SPAN_DTYPE = np.dtype([("address", "u8"), ("nbytes", "u8"), ("slot", "u2")])
 
-_STATE_NAMES = np.zeros(8, "U8")
+_STATE_NAMES = np.zeros(8, "U9")
 _STATE_NAMES[<int> BLOCK_LIVE] = "live"
 _STATE_NAMES[<int> BLOCK_FREE] = "free"
 _STATE_NAMES[<int> BLOCK_PENDING] = "pending"
 _STATE_NAMES[<int> BLOCK_UNMAPPED] = "unmapped"
+_STATE_NAMES[<int> BLOCK_SUSPENDED] = "suspended"
 
 
 # What two areas have together.
@@ -193,10 +194,11 @@ cdef read_stats(Areas areas):
         requested_bytes=totals.requested_bytes,
         reserved_bytes=totals.reserved_bytes,
         pending_bytes=totals.pending_bytes,
+        suspended_bytes=atomic_read(areas.state.suspended.nbytes),
         peak_allocated_bytes=totals.peak_allocated_bytes,
         peak_reserved_bytes=totals.peak_reserved_bytes,
         allocations=totals.allocations,
-        frees=totals.allocations - totals.live_blocks,
+        frees=totals.allocations - totals.live_blocks - atomic_read(areas.state.suspended.blocks),
         hits=totals.allocations - misses,
         source_calls=_both(areas, atomic_read(areas.state.source_calls), atomic_read(areas.fixed_state.source_calls)),
         ooms=atomic_read(areas.state.ooms),

@@ -261,23 +261,6 @@ cdef class Upkeep(Lender):
         if status != STATUS_OK:
             raise source_error(self.core, status, "the source failed when the pool grew ahead of need")
 
-    def coalesce(self):
-        """Merge what can be merged without moving data or waiting.
-
-        Memory that streams lent one another goes home where its last use is complete, and merges
-        with its neighbours there; so does pending memory that has become ready.
-
-        Returns
-        -------
-        int
-            Bytes by which the largest free block has grown.
-        """
-        before = self.inspect().largest_free_bytes
-        self.streams.settle()
-        with nogil:
-            self.areas.coalesce()
-        return max(0, self.inspect().largest_free_bytes - before)
-
     def trim(self, keep=0, budget=None):
         """Give memory that is wholly free, and that no work can touch any more, back to the source.
 

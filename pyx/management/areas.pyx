@@ -31,6 +31,7 @@ from vpool._management.state cimport (
     Request,
     slot_count,
 )
+from vpool._management.suspended cimport suspended_free, suspended_settle
 from vpool._management.walk cimport Broken, walk_check
 from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 from vpool._storage.source cimport Source
@@ -55,6 +56,7 @@ cdef class Areas:
         core.state.rule.factor = numbers.factor
         core.state.rule.step = numbers.step
         core.state.ease = numbers.ease
+        core.state.rule.trims = numbers.trims
         if numbers.adaptive:
             core.state.word |= STATE_ADAPTIVE
         if source.granularity and numbers.grows:
@@ -221,6 +223,10 @@ cdef class Areas:
             return noted_free(self, address, 0, freer)
         return self.put(address, 0) if freer < 0 else self.free_on(address, freer)
 
+    cdef bint put_suspended(self, uint64_t address) noexcept nogil:
+        """Of `areas_deallocate`: a block that is not live, but suspended."""
+        return suspended_free(self.core, address, -1)
+
     cdef int open_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread, uint64_t capture) noexcept nogil:
         """Make a slot, the same in each area; its number, or -1 where there is no room for it.
 
@@ -327,13 +333,14 @@ cdef class Areas:
 
     cdef bint put(self, uint64_t address, uint16_t hint) noexcept nogil:
         """Take back the live block at `address`, looking in the hinted slot's arena first."""
-        return self.fixed.put(address, hint) if address - self.fixed_address < self.fixed_bytes else (
-            self.core.put(address, hint))
+        if address - self.fixed_address < self.fixed_bytes:
+            return self.fixed.put(address, hint)
+        return self.core.put(address, hint) or suspended_free(self.core, address, -1)
 
     cdef bint free_on(self, uint64_t address, uint16_t freer) noexcept nogil:
         """Free the live block at `address` on the stream of a slot; False where there is none."""
         return core_deallocate(state_at(self, address).arenas[freer], address) or cross_free(
-            state_at(self, address), address, freer)
+            state_at(self, address), address, freer) or suspended_free(self.core, address, freer)
 
     cdef int use_on(self, uint64_t address, uint16_t user) noexcept nogil:
         """Record that a live block is used on a stream too: 1, or 0 where there is none, -1 without memory."""
@@ -349,6 +356,7 @@ cdef class Areas:
             fixed = atomic_read(self.fixed_state.reserved)
         status = self.core.release_idle(keep - fixed if keep > fixed else 0, released)
         if self.state.word & STATE_MAPPED:
+            suspended_settle(self.core)
             other = idle_trim(self.core, keep - fixed if keep > fixed else 0, released)
             status = other if status == STATUS_OK else status
         if released[0]:
@@ -436,6 +444,7 @@ cdef class Areas:
         self.state.rule.factor = numbers.factor
         self.state.rule.step = numbers.step
         self.state.ease = numbers.ease
+        self.state.rule.trims = numbers.trims
         if numbers.adaptive:
             atomic_write(self.state.word, self.state.word | STATE_ADAPTIVE)
         else:

@@ -41,7 +41,7 @@ from vpool._management.arena cimport (
 from vpool._management.core cimport core_deallocate
 from vpool._management.cross cimport cross_prove, cross_recall
 from vpool._management.journal cimport EVENT_RELEASE, EVENT_RESERVE, journal_note
-from vpool._management.mapped cimport mapped_close
+from vpool._management.mapped cimport MOST_HANDLES, mapped_close
 from vpool._management.order cimport (
     order_at_rest,
     order_drain,
@@ -53,6 +53,7 @@ from vpool._management.order cimport (
 from vpool._management.state cimport (
     STATE_CLOSED,
     STATE_FORKED,
+    Absence,
     CoreState,
     Request,
     Segment,
@@ -124,6 +125,11 @@ cdef class Core:
         if state.word & STATE_FORKED:
             return                                # all of it is the parent's, and goes with the child
         if state.segments != NULL:
+            for i in range(state.suspended.count):
+                if state.suspended.absences[i].copy.token:
+                    self.host.surrender(&state.suspended.absences[i].place, &state.suspended.absences[i].copy)
+            if state.suspended.absences != NULL:
+                lazy_release(state.suspended.absences, MOST_HANDLES * sizeof(Absence))
             if state.mapped.handles != NULL:
                 state.mapped.journal = NULL       # it went with the areas
                 if self.heaps is not None:

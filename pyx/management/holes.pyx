@@ -97,12 +97,17 @@ cdef bint holes_punch(Arena* arena, BlockId block_id, uint64_t address, uint64_t
     else:
         freelist_take_out(arena, block_id)
         block.generation += 1
+    holes_adopt(arena, block_id)
+    return True
+
+
+cdef void holes_adopt(Arena* arena, BlockId block_id) noexcept nogil:
+    """Make an unlisted block a hole, merged with its neighbours."""
     _be_hole(&arena.blocks[block_id])
     if arena.blocks[arena.blocks[block_id].next].state == BLOCK_UNMAPPED and arena.blocks[block_id].next:
         _drop_behind(arena, block_id)
     if arena.blocks[arena.blocks[block_id].prev].state == BLOCK_UNMAPPED:
         _drop_behind(arena, arena.blocks[block_id].prev)
-    return True
 
 
 cdef BlockId _cut_hole(Arena* arena, BlockId hole_id, uint64_t nbytes) noexcept nogil:

@@ -196,6 +196,23 @@ cdef void journal_discharge(Journal* journal, uint16_t tag, uint64_t requested) 
         journal.tags[tag].requested_bytes -= requested
 
 
+cdef bint journal_resized(Journal* journal, uint64_t address, uint64_t before, uint64_t requested_before,
+                          uint64_t nbytes, uint64_t requested, uint16_t slot, uint16_t tag) noexcept nogil:
+    """A block gets another size where it is: noted as freed and lent; False, and nothing is noted, beyond its limit.
+
+    With the lock, and its arena's.
+    """
+    if requested > requested_before and not journal_charge(journal, tag, requested - requested_before):
+        return False
+    if requested > requested_before:
+        journal_discharge(journal, tag, requested - requested_before)
+    journal_freed(journal, address, before, requested_before, slot, tag, 0)
+    if tag and journal.tags != NULL:
+        journal.tags[tag].requested_bytes += requested
+    journal_lent(journal, address, nbytes, requested, slot, tag, 0)
+    return True
+
+
 cdef bint journal_limit(Journal* journal, uint16_t tag, uint64_t nbytes, bint limited) noexcept nogil:
     """Set or take away the limit of a tag; False, and nothing is changed, where more than that is live."""
     cdef TagCount* count = &journal.tags[tag]

@@ -3,21 +3,33 @@ from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
 from vpool._base.bias cimport bias_drop, bias_take
-from vpool._base.lock cimport atomic_add, atomic_read, atomic_write
+from vpool._base.lock cimport atomic_add, atomic_read, atomic_write, spin_lock, spin_unlock
 from vpool._base.turn cimport turn_give, turn_take
-from vpool._base.types cimport GRANULE, SEGMENT_ROUNDING, BlockId, round_down, round_up
+from vpool._base.types cimport BLOCK_FREE, GRANULE, SEGMENT_ROUNDING, Block, BlockId, round_down, round_up
 from vpool._management.arena cimport Arena, arena_allocated
 from vpool._management.core cimport STATUS_MISALIGNED, Core, core_live_bytes, request_broken
 from vpool._management.cross cimport cross_merge, cross_ready, cross_recall, cross_steal, cross_take_own
 from vpool._management.freelist cimport freelist_find
 from vpool._management.order cimport order_waited
 from vpool._management.room cimport room_make
-from vpool._management.state cimport RUNG_SEARCH, RUNGS, STATE_ADAPTIVE, CoreState, GrowthRule, Request, slot_count
+from vpool._management.state cimport (
+    RUNG_SEARCH,
+    RUNGS,
+    STATE_ADAPTIVE,
+    CoreState,
+    GrowthRule,
+    Request,
+    Segment,
+    slot_count,
+)
 from vpool._storage.driver cimport STATUS_OK, STATUS_OUT_OF_MEMORY
 
 cdef enum:
     MOST_FOR_CAPTURES = 32 << 20  # bytes that a capture takes beyond what it needs
     MOST_TRIES = 8                # to make room that other threads take first
+    # Where idle segments go back before the pool grows, measured on nine traces at four scales each.
+    MOST_STEP = 640 << 20         # bytes that a segment has beyond what it needs at most
+    OWN_SEGMENT = 128 << 20       # requests of as much get a segment of their own, which can go back when they do
 
 RUNG_NAMES = (
     "search the whole size class",
@@ -96,7 +108,7 @@ cdef BlockId _grow(Core core, Request* request) noexcept nogil:
     return request.block_id
 
 
-cdef uint64_t _next_step(CoreState* state) noexcept nogil:
+cdef uint64_t _next_step(CoreState* state, uint64_t need) noexcept nogil:
     cdef GrowthRule* rule = &state.rule
     cdef uint64_t reserved = atomic_read(state.reserved)
     cdef uint64_t step = rule.step
@@ -104,7 +116,11 @@ cdef uint64_t _next_step(CoreState* state) noexcept nogil:
         return rule.initial
     if step == 0:
         step = <uint64_t> (<double> reserved * (rule.factor - 1))
-    return _adapted(state, step, reserved) if atomic_read(state.word) & STATE_ADAPTIVE else step
+    if atomic_read(state.word) & STATE_ADAPTIVE:
+        return _adapted(state, step, reserved)
+    if rule.trims:
+        return need if need >= OWN_SEGMENT else min(step, <uint64_t> MOST_STEP)
+    return step
 
 
 cdef uint64_t _adapted(CoreState* state, uint64_t step, uint64_t reserved) noexcept nogil:
@@ -121,12 +137,36 @@ cdef uint64_t _capture_step(Arena* arena) noexcept nogil:
     return min(max(arena_allocated(arena) // 4, <uint64_t> SEGMENT_ROUNDING), <uint64_t> MOST_FOR_CAPTURES)
 
 
-cdef void _make_room(Core core) noexcept nogil:
-    """Of an adaptive pool: idle segments that did not fit the request go back before another one comes."""
-    cdef uint64_t live = core_live_bytes(&core.state)
-    if atomic_read(core.state.reserved) > live + live // 16:
+cdef bint _has_whole(CoreState* state) noexcept nogil:
+    """Whether some segment is one free block, perhaps one that work may still touch.  O(segments)."""
+    cdef Segment* segment
+    cdef Block* block
+    cdef uint32_t i
+    cdef bint found = False
+    spin_lock(&state.lock)
+    for i in range(state.segment_count):
+        segment = &state.segments[i]
+        if segment.edge and not segment.mapped and not found:
+            bias_take(&segment.arena.lock)
+            block = &segment.arena.blocks[segment.arena.blocks[segment.edge].next]
+            found = block.state == BLOCK_FREE and block.nbytes == segment.nbytes
+            bias_drop(&segment.arena.lock)
+    spin_unlock(&state.lock)
+    return found
+
+
+cdef void _make_room(Core core, uint64_t want) noexcept nogil:
+    """Give idle segments, which did not fit the request, back before another one comes."""
+    cdef CoreState* state = &core.state
+    cdef uint64_t live = core_live_bytes(state)
+    cdef uint64_t reserved = atomic_read(state.reserved)
+    if atomic_read(state.word) & STATE_ADAPTIVE:
+        if reserved > live + live // 16:
+            core.prove_idle()
+            core.give_idle(live, live + live // 32)
+    elif state.rule.trims and reserved + want > atomic_read(state.peak_reserved) and _has_whole(state):
         core.prove_idle()
-        core.give_idle(live, live + live // 32)
+        core.give_idle(0, 0)
 
 
 cdef void _grow_mapped(Core core, Request* request) noexcept nogil:
@@ -153,9 +193,9 @@ cdef void _grow_in_turn(Core core, Request* request) noexcept nogil:
     if request.arena.captured:
         want = _capture_step(request.arena)
     else:
-        if atomic_read(state.word) & STATE_ADAPTIVE:
-            _make_room(core)
-        want = _next_step(state)
+        if request.requested or atomic_read(state.word) & STATE_ADAPTIVE:     # 0: nobody waits for it
+            _make_room(core, max(need, _next_step(state, need)))
+        want = _next_step(state, need)
     # What a request alone decides has its size: a tail would take small blocks, which outlive it and pin all of it.
     want = round_up(want, SEGMENT_ROUNDING if want >= SEGMENT_ROUNDING else GRANULE) if want > need else need
     if unit:

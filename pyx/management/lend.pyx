@@ -72,7 +72,7 @@ cdef void lend_live(Arena* owner, BlockId block_id, uint16_t borrower, Extent* e
     _mark_lent(owner, block_id, borrower, extent)
 
 
-cdef void _unadopt(Arena* borrower, BlockId edge_id, Extent* extent) noexcept nogil:
+cdef void lend_unadopt(Arena* borrower, BlockId edge_id, Extent* extent) noexcept nogil:
     """Take an extent that is one listed free block out of the arena again."""
     cdef Block* edge = &borrower.blocks[edge_id]
     cdef BlockId next_id = edge.list_prev
@@ -105,7 +105,7 @@ cdef int lend_return(Arena* borrower, Extent* extents, int most) noexcept nogil:
             extent = &extents[count]
             extent.stamp = block.stamp
             extent.freer = borrower
-            _unadopt(borrower, edge_id, extent)
+            lend_unadopt(borrower, edge_id, extent)
             count += 1
         edge_id = next_id
     return count

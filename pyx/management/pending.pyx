@@ -120,3 +120,14 @@ cdef void pending_rotate(Arena* arena) noexcept nogil:
     cdef BlockId block_id = arena.pending_first
     _unlink(arena, block_id)
     _append(arena, block_id)
+
+
+cdef void pending_forget(Arena* arena, BlockId block_id) noexcept nogil:
+    """Forget what a live block was recorded for."""
+    cdef uint32_t number
+    while arena.uses[block_id]:
+        number = arena.uses[block_id]
+        arena.uses[block_id] = arena.dependencies[number].next
+        arena.dependencies[number].next = arena.dependency_spare
+        arena.dependency_spare = number
+    arena.blocks[block_id].flags &= FLAG_SOLID

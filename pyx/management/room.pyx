@@ -33,6 +33,7 @@ from vpool._management.moves cimport STATUS_NO_ROOM, moves_create, moves_find, m
 from vpool._management.state cimport CoreState, Request, Segment
 from vpool._management.window cimport (
     Window,
+    window_at,
     window_best,
     window_costs,
     window_forget,
@@ -280,17 +281,17 @@ cdef uint64_t _unit(Core core, Plan* plan, uint64_t nbytes) noexcept nogil:
     return round_up(max(unit, nbytes // AT_ONCE), granularity)
 
 
-cdef void _look_for_window(Core core, Plan* plan, uint32_t count, uint64_t nbytes) noexcept nogil:
+cdef void _look_for_window(Core core, Plan* plan, uint32_t count, uint64_t nbytes, bint anywhere) noexcept nogil:
     """Choose a window, and list whom its memory can come from; that of the least memory is chosen already.
 
-    Where so much can be moved that any window will do, it is the one that takes the least time.
+    Where so much can be moved that any window will do, and it may be anywhere, it is the one that takes the least time.
     """
     cdef Mapped* mapped = &core.state.mapped
     cdef uint64_t reserved = atomic_read(core.state.reserved)
     cdef uint64_t spare = 2 * (<MappedSource> core.source).handle_bytes
     cdef uint64_t movable = 0
     cdef Window none
-    if reserved + plan.window.holes > plan.most:
+    if anywhere and reserved + plan.window.holes > plan.most:
         none.address = none.nbytes = 0
         plan.victim_count = window_victims(mapped, count, &none, &movable)
         if reserved + nbytes + spare <= plan.most + movable:
@@ -313,14 +314,17 @@ cdef int _make(Core core, uint64_t nbytes, Request* request, bint scarce) noexce
     cdef uint64_t reserved = atomic_read(state.reserved)
     cdef int status
     memset(&plan, 0, sizeof(Plan))
-    if not window_best(mapped, count, nbytes, False, &plan.window):
+    if request.behind:
+        if not window_at(mapped, count, request.behind, nbytes, &plan.window):
+            return STATUS_NO_ROOM
+    elif not window_best(mapped, count, nbytes, False, &plan.window):
         return STATUS_NO_ROOM
     atomic_write(mapped.peak_live, max(mapped.peak_live, live, atomic_read(state.peaks.allocated_bytes)))
     plan.most = reserved if scarce else min(
         state.limit, max(<uint64_t> (mapped.peak_live * (1 + (<MappedSource> core.source).slack)),
                          atomic_read(state.peak_reserved)))
     plan.short = _is_short(core, live)
-    _look_for_window(core, &plan, count, nbytes)
+    _look_for_window(core, &plan, count, nbytes, request.behind == 0)
     plan.unit = _unit(core, &plan, nbytes)
     if reserved + plan.window.holes > state.limit + plan.movable + mapped.spare_bytes:
         status = STATUS_NO_ROOM

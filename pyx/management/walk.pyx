@@ -10,6 +10,7 @@ from vpool._base.types cimport (
     BLOCK_LENT,
     BLOCK_LIVE,
     BLOCK_PENDING,
+    BLOCK_SUSPENDED,
     BLOCK_UNMAPPED,
     BLOCK_UNUSED,
     FLAG_SOLID,
@@ -55,7 +56,7 @@ cdef void walk_totals(Core core, Totals* totals) noexcept nogil:
         totals.served_bytes += atomic_read(arena.served_bytes)
 
 
-cdef void _link_loans(CoreState* state) noexcept nogil:
+cdef void walk_link_loans(CoreState* state) noexcept nogil:
     """Set `list_next` of every lent block to the edge of its extent, so that a walk can go on there."""
     cdef uint32_t slot
     cdef BlockId edge_id
@@ -98,6 +99,7 @@ cdef void _copy_blocks(CoreState* state, Arena* arena, BlockId edge_id, uint32_t
     cdef BlockId loan_id
     cdef Block* block
     cdef BlockCopy* copy
+    cdef bint lent
     while block_id:
         block = &arena.blocks[block_id]
         loan_id = 0
@@ -110,15 +112,18 @@ cdef void _copy_blocks(CoreState* state, Arena* arena, BlockId edge_id, uint32_t
                 copy = &copying.blocks[copying.count]
                 copy.address = block.address
                 copy.nbytes = block.nbytes
-                copy.requested = block.stamp if block.state == BLOCK_LIVE else 0
+                lent = block.state == BLOCK_LIVE or block.state == BLOCK_SUSPENDED and block.stamp
+                copy.requested = block.stamp if lent else 0
                 copy.segment = segment
                 # A pending block's slot is that of whom it waits for.
                 copy.stream = block.slot if block.state == BLOCK_LENT else arena.slot
-                copy.tag = block.tag if block.state == BLOCK_LIVE else 0
+                copy.tag = block.tag if lent else 0
                 # A loan on its way from one arena to another is free, but nobody's yet.
                 copy.serial = <uint64_t> block_id << 16 | block.generation
                 copy.waits_for = _waits_for(state, arena, block_id)
                 copy.state = <uint8_t> (BLOCK_PENDING if block.state == BLOCK_LENT else block.state)
+                if block.state == BLOCK_SUSPENDED and not lent:
+                    copy.state = <uint8_t> BLOCK_UNMAPPED
             copying.count += 1
         block_id = block.next
 
@@ -138,7 +143,7 @@ cdef uint64_t walk_copy(Core core, BlockCopy* blocks, uint64_t capacity, Segment
     segment_count[0] = state.segment_count
     walk_totals(core, totals)
     totals.noted = atomic_read(state.journal.count)
-    _link_loans(state)
+    walk_link_loans(state)
     for i in range(state.segment_count):
         segment = &state.segments[i]
         if i < segment_capacity:
@@ -184,7 +189,7 @@ cdef bint walk_find(Core core, uint64_t address, Block* found) noexcept nogil:
     cdef BlockId block_id = 0
     cdef BlockId edge_id
     lock_all(state)
-    _link_loans(state)
+    walk_link_loans(state)
     segment = core.segment_of(address)
     arena = segment.arena if segment != NULL else NULL
     edge_id = segment.edge if segment != NULL else 0
@@ -208,6 +213,9 @@ cdef struct Tally:
     uint64_t lent
     uint64_t holes
     uint64_t hole_bytes
+    uint64_t absent               # suspended blocks that are nobody's
+    uint64_t suspended
+    uint64_t suspended_bytes
     uint64_t allocated
     uint64_t requested
     uint64_t pending_bytes
@@ -261,6 +269,13 @@ cdef bint _check_state(Arena* arena, BlockId block_id, BlockId before, Tally* ta
         tally.hole_bytes += block.nbytes
         return _expect(broken, arena.blocks[before].state != BLOCK_UNMAPPED, b"no two holes are neighbours",
                        block.address, before, 0)
+    if block.state == BLOCK_SUSPENDED:
+        tally.absent += block.stamp == 0
+        if block.stamp:
+            tally.suspended += 1
+            tally.suspended_bytes += block.nbytes
+        return _expect(broken, block.stamp <= block.nbytes, b"requested bytes fit the block", block.address,
+                       block.stamp, block.nbytes)
     tally.lent += 1
     tally.lent_bytes += block.nbytes
     return _expect(broken, block.state == BLOCK_LENT, b"a block's state is one of a block's", block.address,
@@ -350,7 +365,8 @@ cdef bint _check_arena(Arena* arena, Tally* tally, Broken* broken) noexcept nogi
     cdef uint64_t indexed = 0
     cdef uint64_t spare = 0
     cdef uint64_t pending = 0
-    cdef uint64_t records = 1 + tally.edges + tally.live + tally.free + tally.pending + tally.lent + tally.holes
+    cdef uint64_t records = (1 + tally.edges + tally.live + tally.free + tally.pending + tally.lent + tally.holes
+                             + tally.absent + tally.suspended)
     cdef uint32_t number
     cdef BlockId block_id
     block_id = arena.pending_first
@@ -402,7 +418,7 @@ cdef bint _check_arena(Arena* arena, Tally* tally, Broken* broken) noexcept nogi
     )
 
 
-cdef bint _check_mapped(Mapped* mapped, uint64_t hole_bytes, Broken* broken) noexcept nogil:
+cdef bint _check_mapped(Mapped* mapped, uint64_t empty_bytes, Broken* broken) noexcept nogil:
     """What has blocks has memory, and each handle is where it says."""
     cdef uint64_t nbytes = 0
     cdef uint64_t spare = 0
@@ -434,8 +450,8 @@ cdef bint _check_mapped(Mapped* mapped, uint64_t hole_bytes, Broken* broken) noe
         and _expect(broken, stale == mapped.stale, b"stale mappings are counted", 0, mapped.stale, stale)
         and _expect(broken, nbytes == mapped.nbytes, b"mapped bytes add up", 0, mapped.nbytes, nbytes)
         and _expect(broken, spare == mapped.spare_bytes, b"spare bytes add up", 0, mapped.spare_bytes, spare)
-        and _expect(broken, mapped.span.nbytes - hole_bytes == nbytes, b"what is no hole has memory", 0,
-                    mapped.span.nbytes - hole_bytes, nbytes)
+        and _expect(broken, mapped.span.nbytes - empty_bytes == nbytes, b"what is no hole has memory", 0,
+                    mapped.span.nbytes - empty_bytes, nbytes)
     )
 
 
@@ -470,6 +486,8 @@ cdef void walk_check(Core core, Broken* broken) noexcept nogil:
     cdef uint64_t reserved = 0
     cdef uint64_t lent = 0
     cdef uint64_t adopted = 0
+    cdef uint64_t suspended = 0
+    cdef uint64_t suspended_bytes = 0
     cdef uint32_t slot, i
     memset(broken, 0, sizeof(Broken))
     core.settle()
@@ -489,12 +507,18 @@ cdef void walk_check(Core core, Broken* broken) noexcept nogil:
         if not _check_arena(arena, &tally, broken):
             break
         if slot == 0 and state.mapped.span.address and not (
-                _check_mapped(&state.mapped, tally.hole_bytes, broken)
+                _check_mapped(&state.mapped, tally.hole_bytes + state.suspended.absent, broken)
                 and _check_holes(&state.mapped, arena, broken)):
             break
         lent += tally.lent_bytes
+        suspended += tally.suspended
+        suspended_bytes += tally.suspended_bytes
     # Loans on their way are with neither side; they are the rest.
     _expect(broken, broken.what != NULL or adopted <= lent, b"what arenas have of others is lent", 0, adopted, lent)
+    _expect(broken, broken.what != NULL or suspended == state.suspended.blocks, b"suspended blocks are counted", 0,
+            state.suspended.blocks, suspended)
+    _expect(broken, broken.what != NULL or suspended_bytes == state.suspended.nbytes, b"suspended bytes add up", 0,
+            state.suspended.nbytes, suspended_bytes)
     _expect(broken, reserved == state.reserved, b"reserved bytes add up", 0, state.reserved, reserved)
     _expect(broken, state.committed >= state.reserved, b"what is reserved is committed", 0, state.committed,
             state.reserved)

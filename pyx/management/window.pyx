@@ -150,6 +150,24 @@ cdef bint window_best(Mapped* mapped, uint32_t count, uint64_t nbytes, bint by_c
     return window.holes != 0
 
 
+cdef bint window_at(Mapped* mapped, uint32_t count, uint64_t address, uint64_t nbytes, Window* window) noexcept nogil:
+    """The window of `nbytes` that begins at an address, where a piece begins; False where there is none."""
+    cdef Piece* pieces = mapped.pieces
+    cdef uint32_t first = 0
+    cdef uint32_t last
+    window.holes = 0
+    while first < count and pieces[first].address != address:
+        first += 1
+    if first == count:
+        return False
+    last = first
+    while last + 1 < count and pieces[last + 1].joins and _end(&pieces[last]) < address + nbytes:
+        last += 1
+    if _end(&pieces[last]) >= address + nbytes:
+        _offer(mapped, first, last, address, address + nbytes, address, False, window)
+    return window.holes != 0
+
+
 cdef int _smaller(const void* one, const void* other) noexcept nogil:
     cdef const Victim* a = <const Victim*> one
     cdef const Victim* b = <const Victim*> other

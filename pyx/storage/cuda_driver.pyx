@@ -244,6 +244,11 @@ cdef int _read_on(void* context, uint64_t stream, void* host, uint64_t address, 
     return waited if status == STATUS_OK else status
 
 
+cdef int _copy_on(void* context, uint64_t stream, uint64_t to, uint64_t address, uint64_t nbytes) noexcept nogil:
+    return _settled((<copy_on_t> cyruntime.cudaMemcpyAsync)(
+        <void*> to, <const void*> address, nbytes, cyruntime.cudaMemcpyKind.cudaMemcpyDefault, _stream(stream)))
+
+
 cdef int _device_attribute(void* context, int device, int attribute, int* value) noexcept nogil:
     return _settled((<attribute_t> cydriver.cuDeviceGetAttribute)(value, attribute, device))
 
@@ -383,6 +388,7 @@ cdef class CudaDriver(Driver):
         self.table.ipc_close = _ipc_close
         self.table.fill_on = _fill_on
         self.table.read_on = _read_on
+        self.table.copy_on = _copy_on
         self.table.device_attribute = _device_attribute
         self.table.handle_granularity = _handle_granularity
         self.table.address_reserve = _address_reserve

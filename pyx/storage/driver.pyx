@@ -11,7 +11,7 @@ CALL_NAMES = (
     "malloc", "free", "memory_info", "device_count", "get_device", "set_device", "fill", "read", "write",
     "synchronize", "stream_create", "stream_destroy", "stream_id", "event_create", "event_destroy", "event_record",
     "event_query", "event_synchronize", "stream_wait_event", "stream_captures", "capture_info", "capture_mode",
-    "graph_retain", "ipc_get", "ipc_open", "ipc_close", "fill_on", "read_on",
+    "graph_retain", "ipc_get", "ipc_open", "ipc_close", "fill_on", "read_on", "copy_on",
     "device_attribute", "handle_granularity", "address_reserve", "address_free", "handle_create", "handle_release",
     "handle_map", "handle_unmap", "access_set",
 )
@@ -280,6 +280,13 @@ cdef class Driver:
         if status == STATUS_OK:
             status = self.table.read_on(self.context, stream, host, address, nbytes)
         return _finished(self, CALL_READ_ON, started, status)
+
+    cdef int copy_on(self, uint64_t stream, uint64_t to, uint64_t address, uint64_t nbytes) noexcept nogil:
+        cdef uint64_t started = now_ns()
+        cdef int status = _refused(self, CALL_COPY_ON)
+        if status == STATUS_OK:
+            status = self.table.copy_on(self.context, stream, to, address, nbytes)
+        return _finished(self, CALL_COPY_ON, started, status)
 
     # Virtual memory: a driver without it has none of these calls in its table.
 

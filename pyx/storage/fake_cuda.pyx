@@ -32,6 +32,7 @@ from vpool._storage.driver cimport (
     STATUS_OUT_OF_MEMORY,
 )
 from vpool._storage.host_driver cimport (
+    host_copy_on,
     host_fill,
     host_fill_on,
     host_map,
@@ -350,6 +351,7 @@ cdef class FakeCudaDriver(StreamedDriver):
         self.table.ipc_close = _ipc_close
         self.table.fill_on = host_fill_on
         self.table.read_on = _read_on
+        self.table.copy_on = host_copy_on
         self.table.device_attribute = any_attribute
         self.table.handle_granularity = virtual_granularity
         self.table.address_reserve = _address_reserve

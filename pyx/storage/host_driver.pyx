@@ -104,6 +104,11 @@ cdef int host_read_on(void* context, uint64_t stream, void* host, uint64_t addre
     return host_read(context, host, address, nbytes)
 
 
+cdef int host_copy_on(void* context, uint64_t stream, uint64_t to, uint64_t address, uint64_t nbytes) noexcept nogil:
+    memcpy(<void*> to, <const void*> address, nbytes)
+    return STATUS_OK
+
+
 cdef int _malloc(void* context, uint64_t* address, uint64_t nbytes) noexcept nogil:
     return host_map(address, nbytes)
 
@@ -150,4 +155,5 @@ cdef class HostDriver(StreamedDriver):
         self.table.write = host_write
         self.table.fill_on = host_fill_on
         self.table.read_on = host_read_on
+        self.table.copy_on = host_copy_on
         self.table.error_name = status_name

@@ -101,6 +101,11 @@ cdef int _no_memory_to_read_on(void* context, uint64_t stream, void* host, uint6
     return STATUS_INVALID_VALUE
 
 
+cdef int _no_memory_to_copy_on(void* context, uint64_t stream, uint64_t to, uint64_t address,
+                               uint64_t nbytes) noexcept nogil:
+    return STATUS_INVALID_VALUE
+
+
 cdef int any_attribute(void* context, int device, int attribute, int* value) noexcept nogil:
     value[0] = 1
     return STATUS_OK
@@ -231,6 +236,7 @@ cdef class SimulatedDriver(StreamedDriver):
         self.table.write = _no_memory_to_write
         self.table.fill_on = _no_memory_to_fill_on
         self.table.read_on = _no_memory_to_read_on
+        self.table.copy_on = _no_memory_to_copy_on
         self.table.device_attribute = any_attribute
         self.table.handle_granularity = virtual_granularity
         self.table.address_reserve = _address_reserve

@@ -362,6 +362,14 @@ cdef class Source:
             return status
         return self._leave_device(previous, self.driver.read(host, address, nbytes))
 
+    cdef int write(self, uint64_t address, const void* host, uint64_t nbytes) noexcept nogil:
+        """Copy bytes from the host; they are there when this returns."""
+        cdef int previous, mode
+        cdef int status = self._enter_relaxed(&previous, &mode)
+        if status != STATUS_OK:
+            return status
+        return self._leave_relaxed(previous, mode, self.driver.write(address, host, nbytes))
+
     cdef int fill_on(self, uint64_t stream, uint64_t address, uint8_t byte, uint64_t nbytes) noexcept nogil:
         """Set bytes in the order of a stream's work."""
         cdef int previous
@@ -377,3 +385,11 @@ cdef class Source:
         if status != STATUS_OK:
             return status
         return self._leave_relaxed(previous, mode, self.driver.read_on(stream, host, address, nbytes))
+
+    cdef int copy_on(self, uint64_t stream, uint64_t to, uint64_t address, uint64_t nbytes) noexcept nogil:
+        """Copy bytes of the device in the order of a stream's work, without waiting for it."""
+        cdef int previous
+        cdef int status = self._enter_device(&previous)
+        if status != STATUS_OK:
+            return status
+        return self._leave_device(previous, self.driver.copy_on(stream, to, address, nbytes))

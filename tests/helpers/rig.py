@@ -12,9 +12,6 @@ from vpool._storage.fake_cuda import FakeCudaDriver
 from vpool._storage.mapped_source import MappedSource
 from vpool._storage.source import Source
 
-# What no error may change; pending memory may have become free.
-KEPT = ("allocated_bytes", "requested_bytes", "allocations", "frees")
-
 
 class Stopped(Exception):
     """A fault that stays: the program cannot go on."""
@@ -147,7 +144,17 @@ class Rig:
         self.check()
 
     def kept(self):
-        return [tuple(getattr(one.pool.stats, name) for name in KEPT) for one in self.checkers]
+        """What no error may change: pending memory may have become free, and what is suspended may be so still.
+
+        A resize that fails may have lent a block and taken it back.
+        """
+        found = []
+        for one in self.checkers:
+            stats = one.pool.stats
+            lent = stats.allocated_bytes + stats.suspended_bytes
+            requested = stats.requested_bytes if stats.suspended_bytes == 0 else None
+            found.append((lent, requested, stats.allocations - stats.frees))
+        return found
 
     def pool(self, strategy, device=None, **options):
         """A pool, made and checked."""
@@ -184,6 +191,15 @@ class Rig:
     def empty(self, pool, nbytes, stream=0):
         buffer = self.do(pool.empty, nbytes, stream)
         self.of(pool).take(buffer.ptr, nbytes, stream)
+        self.buffers[buffer.ptr] = buffer
+        return buffer.ptr
+
+    def resize(self, pool, ptr, nbytes, stream, owner):
+        """Give a buffer another size; its address then."""
+        buffer = self.buffers[ptr]
+        self.do(pool.resize, buffer, nbytes, stream)
+        del self.of(pool).live[ptr], self.buffers[ptr]
+        self.of(pool).take(buffer.ptr, nbytes, owner)
         self.buffers[buffer.ptr] = buffer
         return buffer.ptr
 
@@ -228,7 +244,7 @@ class Rig:
                 assert self.stays, "the driver works"  # what was freed cannot be read
                 assert one.pool.debug.poison
             blocks = one.pool.inspect().blocks
-            rows = blocks[blocks["state"] == "live"]
+            rows = blocks[(blocks["state"] == "live") | (blocks["state"] == "suspended")]
             found = dict(zip(rows["address"].tolist(), rows["nbytes"].tolist(), strict=True))
             assert found.keys() == one.live.keys()
             assert all(found[ptr] >= size for ptr, (size, *_) in one.live.items())

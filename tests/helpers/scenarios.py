@@ -80,3 +80,29 @@ def move(rig):
             rig.free(pool, ptr)
     rig.do(pool.trim, "4MiB")
     rig.allocate(pool, 20 * MIB)
+
+
+def suspend(rig):
+    """Memory that is given up and comes back, with its content."""
+    pool = rig.pool(vpool.Dynamic(limit="64MiB"))
+    stream = rig.stream()
+    blocks = [rig.allocate(pool, 3 * MIB, stream=one) for one in (0, stream, 0)]
+    rig.free(pool, blocks.pop())
+    for _ in range(2):
+        rig.do(pool.suspend, offload=rig.source.has_memory)
+        rig.do(pool.resume)
+        rig.check()
+    for ptr in blocks:
+        rig.free(pool, ptr)
+
+
+def resize(rig):
+    """A block of other sizes: where it is, and by a copy on its own stream and on another."""
+    pool = rig.pool(vpool.Dynamic(initial="1MiB", growth="1MiB", limit="8MiB"))
+    stream = rig.stream()
+    ptr = rig.empty(pool, 1000)
+    owner = 0
+    for nbytes, on in ((5000, None), (300_000, None), (100, None), (200, stream), (3 * MIB, None)):
+        owner = owner if on is None else on
+        ptr = rig.resize(pool, ptr, nbytes, on, owner)
+    rig.drop(pool, ptr)

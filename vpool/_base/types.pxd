@@ -2,7 +2,7 @@
 
 source     where device memory comes from (storage layer)
 segment    one range that a source gave, minus what aligning its ends costs
-block      a piece of a segment: live, free, pending or unmapped; blocks tile their segment
+block      a piece of a segment: live, free, pending, unmapped or suspended; blocks tile their segment
 slot       a small integer that stands for a stream; handles become slots at the door (interface layer)
 arena      the blocks of one slot, with the lists and the lock that keep them
 granule    the unit of every size and address, 256 bytes
@@ -88,6 +88,7 @@ cdef enum BlockState:
     BLOCK_UNMAPPED = 4            # address space without memory
     BLOCK_EDGE = 5                # of no bytes, before the first block of a segment or an extent
     BLOCK_LENT = 6                # another slot's arena has the memory, as an extent of its own
+    BLOCK_SUSPENDED = 7           # its memory, or a part of it, is given up; nobody's where nothing was requested
 
 cdef enum BlockFlag:
     FLAG_USED = 1                 # live, and recorded for further streams

@@ -4,7 +4,7 @@ from types import TracebackType
 from typing import Self, SupportsIndex
 
 from vpool._interface.buffer import Buffer
-from vpool._interface.upkeep import Upkeep
+from vpool._interface.mover import Mover
 from vpool._storage.source import Source
 from vpool.ipc import IpcHandle
 from vpool.modes import Modes
@@ -12,7 +12,7 @@ from vpool.placement import Plan
 from vpool.policy import Policy
 from vpool.strategies import Strategy
 
-class Pool(Upkeep):
+class Pool(Mover):
     def __new__(
         cls,
         strategy: Strategy | None = None,

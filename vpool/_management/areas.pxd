@@ -74,6 +74,7 @@ cdef class Areas:
     cdef bint holds(self, uint64_t address) noexcept nogil
     cdef bint put_held(self, Arena* arena, uint64_t address) noexcept nogil
     cdef bint take_back(self, uint64_t address, int freer) noexcept nogil
+    cdef bint put_suspended(self, uint64_t address) noexcept nogil
     cdef BlockId slow(self, Arena* arena, uint64_t requested, uint64_t* address) noexcept nogil
     cdef Core area_at(self, uint64_t address)
     cdef CoreState* state_of(self, Arena* arena) noexcept nogil
@@ -130,6 +131,8 @@ cdef inline bint areas_deallocate(Areas areas, Arena* arena, uint64_t address) n
     seat = bias_enter(&arena.lock)
     found = put_any(arena, address)
     bias_leave(&arena.lock, seat)
+    if unlikely(not found) and areas.put_suspended(address):
+        found = True
     if unlikely(lone_read(areas.state.word) != 0):
         areas.after_free()
     return found

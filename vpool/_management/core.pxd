@@ -28,6 +28,7 @@ cdef class Core:
     cdef Watched watched          # its state word
     cdef readonly Source source
     cdef Heaps heaps              # for tools that look at memory; usually None
+    cdef Source host              # of the host's memory, for what is offloaded; None before that
     cdef bint may_wait            # for work on the device, before a request fails
     cdef Core partner             # the pool's other area, if this is its fixed core
     cdef Range kept               # the fixed core's segment, in the area that grows

@@ -76,6 +76,8 @@ cdef void journal_lent(Journal* journal, uint64_t address, uint64_t nbytes, uint
                        uint16_t tag, uint32_t site) noexcept nogil
 cdef void journal_freed(Journal* journal, uint64_t address, uint64_t nbytes, uint64_t requested, uint16_t slot,
                         uint16_t tag, uint32_t site) noexcept nogil
+cdef bint journal_resized(Journal* journal, uint64_t address, uint64_t before, uint64_t requested_before,
+                          uint64_t nbytes, uint64_t requested, uint16_t slot, uint16_t tag) noexcept nogil
 cdef bint journal_charge(Journal* journal, uint16_t tag, uint64_t requested) noexcept nogil
 cdef void journal_discharge(Journal* journal, uint16_t tag, uint64_t requested) noexcept nogil
 

@@ -10,3 +10,4 @@ cdef void pending_put(Arena* arena, BlockId block_id) noexcept nogil
 cdef void pending_on(Arena* arena, BlockId block_id, Arena* freer, uint64_t number) noexcept nogil
 cdef bint pending_release(CoreState* state, Arena* arena, BlockId block_id) noexcept nogil
 cdef void pending_rotate(Arena* arena) noexcept nogil
+cdef void pending_forget(Arena* arena, BlockId block_id) noexcept nogil

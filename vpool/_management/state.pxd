@@ -44,6 +44,7 @@ cdef struct GrowthRule:
     uint64_t initial              # bytes of the first segment
     double factor                 # of the total, if `step` is 0
     uint64_t step                 # bytes of each further segment
+    bint trims                    # idle segments go back before another one comes
 
 cdef struct Demand:
     # What an adaptive pool remembers of its recent past.  Written by whoever has `busy`, or the growth turn.
@@ -101,6 +102,7 @@ cdef struct Request:
     bint common                   # the fixed core may serve it, if the pool has one
     uint64_t usable               # bytes of a new segment to lend from; 0: all of it
     uint64_t guards               # bytes beside the block that are lent with it
+    uint64_t behind               # address at which memory that moves shall be free; 0: anywhere
     # Out: the block, and what happened on the way.
     BlockId block_id
     uint64_t address
@@ -111,6 +113,24 @@ cdef struct Request:
     bint no_record                # host memory for block records ran out
     Range overlaps                # what the source gave although the pool has it, or a part of it, already
     Range before                  # and the segment that has it
+
+cdef struct Absence:
+    # The place of a handle that was given up below suspended blocks.  Nothing else is mapped there.
+    uint64_t address
+    uint64_t nbytes
+    Range place                   # of its content in the host's memory, if that was copied
+    Handle copy                   # token 0: it was not
+    uint32_t number               # of its handle, while that goes or comes
+    bint back                     # the memory is there, with its content
+    bint needed                   # some block that is still somebody's is there
+
+cdef struct Suspended:
+    # Written by whoever has the growth turn, the figures of blocks under all locks.
+    Absence* absences             # in the order of addresses; NULL before the first
+    uint32_t count
+    uint64_t absent               # bytes of all absences that have no memory
+    uint64_t blocks               # lent, and without memory
+    uint64_t nbytes               # of these
 
 cdef struct CoreState:
     uint32_t word                 # StateBits
@@ -132,6 +152,7 @@ cdef struct CoreState:
     Peaks* peaks
     Journal* journal              # of the whole pool
     Mapped mapped                 # of a source whose memory can be moved
+    Suspended suspended
     uint64_t base_slack           # bytes that a base which is no multiple of the granule costs
     int last_failure              # status of the source when a request last failed; OK: the limit
     # Counters, atomic.

@@ -6,6 +6,7 @@ from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from vpool._base.types cimport Block
 from vpool._management.core cimport Core
+from vpool._management.state cimport CoreState
 
 cdef packed struct BlockCopy:
     uint64_t address
@@ -58,3 +59,6 @@ cdef uint64_t walk_pieces(Core core, PieceCopy* pieces, uint64_t capacity, uint6
 cdef void walk_check(Core core, Broken* broken) noexcept nogil
 cdef void walk_totals(Core core, Totals* totals) noexcept nogil
 cdef bint walk_find(Core core, uint64_t address, Block* found) noexcept nogil
+
+# With all locks.
+cdef void walk_link_loans(CoreState* state) noexcept nogil

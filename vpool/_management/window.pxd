@@ -15,5 +15,6 @@ cdef struct Window:
 cdef void window_link(Piece* pieces, uint32_t count) noexcept nogil
 cdef void window_costs(Mapped* mapped, uint32_t count) noexcept nogil
 cdef bint window_best(Mapped* mapped, uint32_t count, uint64_t nbytes, bint by_cost, Window* window) noexcept nogil
+cdef bint window_at(Mapped* mapped, uint32_t count, uint64_t address, uint64_t nbytes, Window* window) noexcept nogil
 cdef uint32_t window_victims(Mapped* mapped, uint32_t count, Window* window, uint64_t* nbytes) noexcept nogil
 cdef void window_forget(Mapped* mapped, uint32_t count) noexcept nogil

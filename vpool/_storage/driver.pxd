@@ -59,6 +59,7 @@ cdef enum Call:
     CALL_IPC_CLOSE
     CALL_FILL_ON
     CALL_READ_ON
+    CALL_COPY_ON
     CALL_DEVICE_ATTRIBUTE
     CALL_HANDLE_GRANULARITY
     CALL_ADDRESS_RESERVE
@@ -112,6 +113,7 @@ cdef struct DriverTable:
     # In stream order; a read returns when the bytes are there.
     int (*fill_on)(void* context, uint64_t stream, uint64_t address, uint8_t byte, uint64_t nbytes) noexcept nogil
     int (*read_on)(void* context, uint64_t stream, void* host, uint64_t address, uint64_t nbytes) noexcept nogil
+    int (*copy_on)(void* context, uint64_t stream, uint64_t to, uint64_t address, uint64_t nbytes) noexcept nogil
     # Virtual memory; NULL, all of them, in a driver that has none.  Sizes and addresses are multiples of the
     # granularity.  A handle is mapped whole or not at all, at as many places as one likes.
     int (*device_attribute)(void* context, int device, int attribute, int* value) noexcept nogil
@@ -182,6 +184,7 @@ cdef class Driver:
     cdef int ipc_close(self, uint64_t address) noexcept nogil
     cdef int fill_on(self, uint64_t stream, uint64_t address, uint8_t byte, uint64_t nbytes) noexcept nogil
     cdef int read_on(self, uint64_t stream, void* host, uint64_t address, uint64_t nbytes) noexcept nogil
+    cdef int copy_on(self, uint64_t stream, uint64_t to, uint64_t address, uint64_t nbytes) noexcept nogil
     cdef int device_attribute(self, int device, int attribute, int* value) noexcept nogil
     cdef int handle_granularity(self, int device, uint64_t* nbytes) noexcept nogil
     cdef int address_reserve(self, uint64_t nbytes, uint64_t* address) noexcept nogil

@@ -17,6 +17,7 @@ cdef int host_read(void* context, void* host, uint64_t address, uint64_t nbytes)
 cdef int host_write(void* context, uint64_t address, const void* host, uint64_t nbytes) noexcept nogil
 cdef int host_fill_on(void* context, uint64_t stream, uint64_t address, uint8_t byte, uint64_t nbytes) noexcept nogil
 cdef int host_read_on(void* context, uint64_t stream, void* host, uint64_t address, uint64_t nbytes) noexcept nogil
+cdef int host_copy_on(void* context, uint64_t stream, uint64_t to, uint64_t address, uint64_t nbytes) noexcept nogil
 
 # What every machine with one device answers.
 cdef int one_device_count(void* context, int* count) noexcept nogil

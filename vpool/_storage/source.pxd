@@ -48,5 +48,7 @@ cdef class Source:
     cdef int share(self, uint64_t address, uint64_t nbytes, char* handle) noexcept nogil
     cdef int fill(self, uint64_t address, uint32_t word, uint64_t words) noexcept nogil
     cdef int read(self, void* host, uint64_t address, uint64_t nbytes) noexcept nogil
+    cdef int write(self, uint64_t address, const void* host, uint64_t nbytes) noexcept nogil
     cdef int fill_on(self, uint64_t stream, uint64_t address, uint8_t byte, uint64_t nbytes) noexcept nogil
     cdef int read_on(self, uint64_t stream, void* host, uint64_t address, uint64_t nbytes) noexcept nogil
+    cdef int copy_on(self, uint64_t stream, uint64_t to, uint64_t address, uint64_t nbytes) noexcept nogil
