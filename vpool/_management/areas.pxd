@@ -55,6 +55,7 @@ cdef class Areas:
     cdef void hold_slot(self, int slot, int by) noexcept nogil
     cdef void finish_crossings(self) noexcept nogil
     cdef void end_capture(self, int slot) noexcept nogil
+    cdef void give_to_host(self, int slot) noexcept nogil
     cdef int drain(self) noexcept nogil
     cdef bint put(self, uint64_t address, uint16_t hint) noexcept nogil
     cdef bint free_on(self, uint64_t address, uint16_t freer) noexcept nogil
