@@ -6,6 +6,7 @@ needs the GIL, since some of their callers hold locks for which others wait with
 import weakref
 
 cimport cython
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
@@ -66,7 +67,7 @@ cdef class Deferred:
             Its bytes, which decide with how many others it is freed.
         """
         cdef uint64_t address = address_of(ptr)
-        if address == 0:
+        if address == 0 or self.gone:
             return
         with nogil:
             self.park(address, nbytes)
@@ -87,11 +88,13 @@ cdef class Deferred:
             atomic_add(self.holds, by)
 
     def abandon(self):
-        """Forget what was given back and not freed: its memory is gone."""
-        spin_lock(&self.lock)
-        self.count = 0
-        self.parked_bytes = 0
-        spin_unlock(&self.lock)
+        """Free nothing any more, not with the pool either: its memory is about to be gone.
+
+        Who then has an address of it may be somebody else, so the pool is kept as long as the process lives.
+        """
+        if not self.gone:
+            self.gone = True
+            Py_INCREF(self.pool)
 
     @property
     def waiting(self):
@@ -140,6 +143,8 @@ cdef class Deferred:
         cdef uint32_t i, count
         cdef uint64_t nbytes
         cdef int status
+        if self.gone:
+            return STATUS_OK
         spin_lock(&self.lock)
         taken, count, nbytes = self.parked, self.count, self.parked_bytes
         self.parked, self.count, self.capacity, self.parked_bytes = NULL, 0, 0, 0

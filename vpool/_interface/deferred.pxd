@@ -17,6 +17,7 @@ cdef class Deferred:
     cdef unsigned long long count
     cdef unsigned long long parked_bytes
     cdef unsigned long long holds
+    cdef bint gone                # the memory is not the pool's any more
     cdef uint32_t most
     cdef uint64_t most_bytes
     cdef object __weakref__

@@ -1,14 +1,17 @@
 """The packages of the frameworks, which vpool does not depend on."""
 
+import functools
 import importlib
+from typing import Any
 
 from vpool._interface.pool import Pool
 from vpool.defaults import default_pool
+from vpool.errors import OutOfMemoryError
 
-__all__ = ["PoolOfDevice", "required"]
+__all__ = ["PoolOfDevice", "as_error_of", "required"]
 
 
-def required(module, extra):
+def required(module: str, extra: str) -> Any:
     """Import a module of a framework.
 
     Raises
@@ -51,3 +54,21 @@ class PoolOfDevice:
         """Serve a pool's device from its default pool from now on."""
         if pool in self._chosen.values():
             del self._chosen[pool.device]
+
+
+def as_error_of(kind, error, **attributes):
+    """An `OutOfMemoryError` as an exception that is also of a framework's own kind, with the same text and figures."""
+    joined = _joined(kind)
+    made = BaseException.__new__(joined, *error.args)  # the framework's `__init__` has arguments of its own
+    made.__dict__.update(error.__dict__, **attributes)
+    made.__cause__ = error.__cause__
+    return made
+
+
+@functools.cache
+def _joined(kind):
+    def reduce(self):
+        return OutOfMemoryError, OutOfMemoryError.__reduce__(self)[1]  # where it is read there may be no framework
+
+    attributes = {"__module__": __name__, "__doc__": OutOfMemoryError.__doc__, "__reduce__": reduce}
+    return type("OutOfMemoryError", (OutOfMemoryError, kind), attributes)
