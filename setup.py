@@ -67,6 +67,7 @@ MODULES = {
         "segments",
         "upkeep",
         "pool",
+        "compiled",
         "replay",
         "bench",
     ),
