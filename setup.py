@@ -65,6 +65,7 @@ MODULES = {
         "gauge",
         "deferred",
         "segments",
+        "numbered",
         "upkeep",
         "pool",
         "compiled",
