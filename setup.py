@@ -65,6 +65,7 @@ MODULES = {
         "gauge",
         "deferred",
         "segments",
+        "c_allocator",
         "numbered",
         "upkeep",
         "pool",
@@ -75,6 +76,7 @@ MODULES = {
     "planning": ("packing", "search"),
 }
 WITH_CUDA_HEADERS = {"cuda_driver"}
+WITH_EXCEPTIONS = {"c_allocator"}  # of C++
 DIRECTIVES = {
     "language_level": "3",
     "boundscheck": False,
@@ -142,7 +144,7 @@ def extension(layer, name):
     return Extension(
         f"vpool._{layer}.{name}",
         [f"pyx/{layer}/{name}.pyx"],
-        language="c++" if cuda else "c",
+        language="c++" if cuda or name in WITH_EXCEPTIONS else "c",
         include_dirs=cuda_include_dirs() if cuda else [],
         extra_compile_args=COMPILE_ARGS,
         extra_link_args=SANITIZE,

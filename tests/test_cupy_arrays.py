@@ -167,3 +167,63 @@ def test_pinned_memory(current):
 def test_memory_that_is_not_pinned_is_refused(pool):
     with pytest.raises(ValueError, match="not pinned"):
         plugin.pinned_allocator(pool)
+
+
+class TestFunctionsOfC:
+    @pytest.fixture(autouse=True)
+    def without_a_device(self, monkeypatch, current):
+        """CuPy's own allocator of functions asks the driver which device it is for; the memory itself is CuPy's."""
+
+        class Allocator:
+            def __init__(self, *functions):
+                *self.functions, self.owner = functions
+
+            def malloc(self, size):
+                memory = cupy.cuda.memory.CFunctionAllocatorMemory(size, *self.functions, current.device)
+                return cupy.cuda.MemoryPointer(memory, 0)
+
+        monkeypatch.setattr(cupy.cuda.memory, "CFunctionAllocator", Allocator)
+
+    def test_an_array_has_a_block(self, pool, current):
+        allocate = plugin.c_allocator(pool)
+        pointer = allocate(1000)
+        assert (pointer.mem.size, pointer.device_id, pointer.ptr % 256) == (1000, 0, 0)
+        assert pool.stats.requested_bytes == 1000
+        assert current.stream.ptr in [row["stream"] for row in pool.inspect().streams if row["live_blocks"]]
+        view = cupy.ndarray((100,), "u1", pointer)[10:20]
+        del pointer, allocate
+        assert view.data.mem.ptr
+        assert pool.stats.requested_bytes == 1000
+        del view
+        assert_whole(pool)
+
+    def test_no_bytes(self, pool):
+        assert plugin.c_allocator(pool)(0).ptr == 0
+
+    def test_out_of_memory_is_cupys_own_error(self, pool):
+        allocate = plugin.c_allocator(pool)
+        with unchanged(pool), pytest.raises(cupy.cuda.memory.OutOfMemoryError, match="Limit") as caught:
+            allocate(GIB)
+        assert caught.value.requested == GIB
+        assert allocate(KIB).ptr
+
+    def test_other_errors_pass(self, pool):
+        allocate = plugin.c_allocator(pool)
+        pool.close()
+        with pytest.raises(vpool.ClosedPoolError):
+            allocate(KIB)
+
+    def test_a_stream_that_is_recorded_is_waited_for(self, pool):
+        array = cupy.ndarray((4 * MIB,), "u1", plugin.c_allocator(pool)(4 * MIB))
+        plugin.record_stream(array[5:], Stream(pool.source.driver))
+        del array
+        assert pool.stats.pending_bytes == 4 * MIB
+
+    def test_a_block_of_a_default_pool_that_was_replaced(self, current, no_default_pools):
+        with fake_pool() as first, fake_pool() as second:
+            current.stream = Stream(first.source.driver)
+            vpool.set_default_pool(first)
+            pointer = plugin.c_allocator()(KIB)
+            vpool.set_default_pool(second)
+            del pointer
+            assert_whole(first)

@@ -29,13 +29,13 @@ def pool(request):
 
 
 class TestCupy:
-    @pytest.fixture
-    def cupy(self, pool):
+    @pytest.fixture(params=["allocator", "c_allocator"])
+    def cupy(self, pool, request):
         cupy = pytest.importorskip("cupy")
         from vpool.integrations import cupy as plugin
 
         cupy.get_default_memory_pool().free_all_blocks()
-        with cupy.cuda.using_allocator(plugin.allocator(pool)):
+        with cupy.cuda.using_allocator(getattr(plugin, request.param)(pool)):
             yield cupy
         cupy.cuda.Device().synchronize()
 
