@@ -1,6 +1,7 @@
 """Blocks that are used on streams nobody names: none comes back before the device was waited for."""
 
 import ctypes
+import os
 import threading
 
 import pytest
@@ -148,6 +149,19 @@ class TestDeferred:
         assert blocks.settle()
         del blocks
         assert pool.stats.allocated_bytes == 2 * MIB
+
+    def test_a_child_of_the_pools_process_calls_no_driver(self, pool, driver):
+        blocks = Deferred(pool)
+        ptr = blocks.allocate(KIB)
+        before = {name: figures[0] for name, figures in driver.calls().items()}
+        child = os.fork()
+        if child == 0:
+            blocks.deallocate(ptr)
+            blocks.settle()
+            after = {name: figures[0] for name, figures in driver.calls().items()}
+            os._exit(0 if after == before else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        blocks.deallocate(ptr)
 
     def test_zero_bytes(self, pool):
         blocks = Deferred(pool)

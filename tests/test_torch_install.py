@@ -289,6 +289,8 @@ def test_statistics(torch, files, pool):
         assert stats["allocated_bytes.all.current"] == stats["allocated_bytes.all.peak"] == 1024
         assert (stats["requested_bytes.all.current"], stats["reserved_bytes.all.current"]) == (1000, MIB)
         assert (stats["allocation.all.current"], stats["num_ooms"]) == (1, 0)
+        assert (stats["active_bytes.all.current"], stats["inactive_split_bytes.all.peak"]) == (1024, MIB - 1024)
+        assert stats["segment.small_pool.freed"] == 0
     calls.take(block)
     torch.cuda.reset_peak_memory_stats()
     assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 0

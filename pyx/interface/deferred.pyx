@@ -16,6 +16,7 @@ from vpool._interface.arguments cimport address_of, size_of
 from vpool._interface.lender cimport Lender
 from vpool._management.areas cimport areas_allocate, areas_deallocate
 from vpool._management.order cimport order_captures
+from vpool._management.state cimport STATE_FORKED
 from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK
 
 from vpool.streams import HOST
@@ -143,8 +144,8 @@ cdef class Deferred:
         cdef uint32_t i, count
         cdef uint64_t nbytes
         cdef int status
-        if self.gone:
-            return STATUS_OK
+        if self.gone or atomic_read(self.areas.state.word) & STATE_FORKED:
+            return STATUS_OK                      # the blocks are nobody's, or the parent process's
         spin_lock(&self.lock)
         taken, count, nbytes = self.parked, self.count, self.parked_bytes
         self.parked, self.count, self.capacity, self.parked_bytes = NULL, 0, 0, 0

@@ -50,6 +50,7 @@ assert vpool.explain(tensor.data_ptr()) is not None
 assert torch.cuda.memory_allocated() == pool.stats.allocated_bytes
 assert torch.cuda.max_memory_reserved() == pool.stats.peak_reserved_bytes
 assert float(tensor.sum()) == 1_000_000
+assert "GPU reserved memory" in torch.cuda.memory_summary()
 del tensor
 torch.cuda.empty_cache()
 torch.cuda.reset_peak_memory_stats()

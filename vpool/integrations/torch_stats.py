@@ -6,6 +6,13 @@ from vpool.integrations.packages import required
 
 __all__ = ["memory_stats", "patch_statistics"]
 
+# What PyTorch counts, by the size of its segments, and what ``torch.cuda.memory_summary`` prints.
+_COUNTED = (
+    *("allocation", "segment", "active", "inactive_split", "oversize_allocations", "oversize_segments"),
+    *("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes"),
+)
+_WHATS = ("current", "peak", "allocated", "freed")
+
 
 def memory_stats(device=None):
     """The figures of ``torch.cuda.memory_stats``, of the pool that serves a device.
@@ -18,24 +25,27 @@ def memory_stats(device=None):
     Returns
     -------
     dict
-        PyTorch's keys: those that a pool knows.  All of a pool is one class of blocks, ``all``.
+        PyTorch's keys.  A pool has no small and large segments apart: its figures are those of ``all``.  What it does
+        not count is 0, and the peak of what has none is its value now.
     """
     pool = _pool_of(device)
     stats = pool.stats
-    report = {
+    known = {
         "allocated_bytes": (stats.allocated_bytes, stats.peak_allocated_bytes),
         "active_bytes": (stats.allocated_bytes + stats.pending_bytes, None),
+        "inactive_split_bytes": (stats.reserved_bytes - stats.allocated_bytes - stats.pending_bytes, None),
         "reserved_bytes": (stats.reserved_bytes, stats.peak_reserved_bytes),
         "requested_bytes": (stats.requested_bytes, None),
         "allocation": (stats.allocations - stats.frees, None),
     }
-    figures = {}
-    for name, (current, peak) in report.items():
+    kinds = ((kind, what) for kind in ("all", "large_pool", "small_pool") for what in _WHATS)
+    figures = {f"{name}.{kind}.{what}": 0 for kind, what in kinds for name in _COUNTED}
+    for name, (current, peak) in known.items():
         figures[f"{name}.all.current"] = current
-        if peak is not None:
-            figures[f"{name}.all.peak"] = peak
+        figures[f"{name}.all.peak"] = current if peak is None else peak
     figures["allocation.all.allocated"] = stats.allocations
     figures["allocation.all.freed"] = stats.frees
+    figures["num_alloc_retries"] = 0
     figures["num_ooms"] = stats.ooms
     figures["num_device_alloc"] = stats.source_calls
     return figures
