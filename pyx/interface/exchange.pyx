@@ -272,7 +272,7 @@ cdef dict array_interface(Lender pool, uint64_t address, uint64_t nbytes, int sl
     if slot == 0:
         stream = 1                                # the legacy default stream, as the interface spells it
     elif nbytes and not order_is_host(its):
-        if its.thread == 0 and its.held > 0 and not atomic_read(its.gone):
+        if its.thread == 0 and atomic_read(its.held) > 0 and not atomic_read(its.gone):
             stream = handle
         else:
             _follow(pool, pool.streams.host_slot(), slot, False)
