@@ -1,5 +1,6 @@
 """CuPy's plug-in against CuPy itself, as far as that goes without a device."""
 
+import sys
 import threading
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 import vpool
 from tests.helpers.frameworks import Stream, fake_pool
 from tests.helpers.pools import GIB, KIB, MIB, assert_whole, unchanged
+from vpool._interface.c_allocator import Blocks
 from vpool.integrations import cupy as plugin
 from vpool.streams import HOST, stream_handle
 
@@ -196,6 +198,13 @@ class TestFunctionsOfC:
         assert pool.stats.requested_bytes == 1000
         del view
         assert_whole(pool)
+
+    def test_what_cupy_calls_stays(self):
+        """CuPy keeps the numbers alone, and frees at the end of the interpreter, when modules are cleared."""
+        blocks = Blocks(None, None, None)
+        before = sys.getrefcount(blocks)
+        blocks.functions()
+        assert sys.getrefcount(blocks) == before + 1
 
     def test_no_bytes(self, pool):
         assert plugin.c_allocator(pool)(0).ptr == 0

@@ -260,8 +260,11 @@ def test_threads(calls, pool, torch):
 def test_emptying_the_cache_trims(calls, pool):
     block = calls.lend(MIB)[1]
     calls.take(block)
-    ctypes.CFUNCTYPE(None)(calls.hooks["set_reset_fn"])()
+    reset = ctypes.CFUNCTYPE(None)(calls.hooks["set_reset_fn"])
+    reset()
     assert pool.stats.reserved_bytes == 0
+    pool.close()
+    reset()
 
 
 def test_a_fraction_is_a_limit(calls, pool):
@@ -315,6 +318,11 @@ def test_pools_that_are_served_stay(torch, files):
     assert calls.lend(KIB)[0] == 0
     with pytest.raises(TypeError):
         numbered.serve(None, 0)
+    # Not by a module, which the end of the interpreter clears while PyTorch still frees.
+    kept = numbered.Numbered(numbered.served(0), None)
+    before = sys.getrefcount(kept)
+    numbered.serve(kept, 63)
+    assert sys.getrefcount(kept) == before + 1
 
 
 class TestCompiling:

@@ -4,6 +4,7 @@ Compiled as C++, since a failure is told by a C++ exception: what is returned no
 that is set at that moment is the one that the caller's program gets.
 """
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint64_t
 
 from vpool._base.types cimport GRANULE
@@ -28,8 +29,6 @@ cdef extern from *:
     lend_t lend_of "vpool_c_lend"
     void* c_malloc "vpool_c_malloc"(void* blocks, size_t nbytes, int device)
 
-_kept = []                                        # every `Blocks`: the caller keeps their addresses alone
-
 
 cdef class Blocks:
     """What serves a framework's allocations.
@@ -52,10 +51,13 @@ cdef class Blocks:
         self.pool_of = pool_of
         self.current_stream = current_stream
         self.error_of = error_of
-        _kept.append(self)
 
     def functions(self):
-        """The addresses of this, of what lends and of what takes back: what `CFunctionAllocator` wants."""
+        """The addresses of this, of what lends and of what takes back: what `CFunctionAllocator` wants.
+
+        Who has these keeps nothing alive, also at the end of the interpreter, so this lives as long as the process.
+        """
+        Py_INCREF(self)
         return <size_t> <PyObject*> self, <size_t> &c_malloc, <size_t> &_take
 
 

@@ -5,6 +5,7 @@ and a request that the pool finds no memory for without callbacks and a garbage 
 """
 import threading
 
+from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint32_t, uint64_t
 
 from vpool._base.bias cimport Seat, bias_enter, bias_leave
@@ -166,7 +167,6 @@ cdef class Numbered:
 
 cdef void* _served[<int> MOST_DEVICES]
 _serving = PerProcess(threading.RLock)
-_kept = []                                        # every `Numbered` that was ever served: callers may be in it
 _unserved = [None]
 
 
@@ -176,14 +176,14 @@ def call_unserved(function):
 
 
 def serve(numbered, device):
-    """Serve a device from a pool from now on."""
+    """Serve a device from a pool from now on.  It lives as long as the process: callers may be in it at any time."""
     cdef int number = device
     if not isinstance(numbered, Numbered):
         raise TypeError("only a pool by numbers can be served")
     if not 0 <= number < MOST_DEVICES:
         raise ValueError(f"no device {device}: they are numbered from 0 to {MOST_DEVICES - 1}")
     with _serving.here:
-        _kept.append(numbered)
+        Py_INCREF(numbered)
         _served[number] = <void*> numbered
 
 

@@ -167,7 +167,8 @@ class _Hooks:
         """Of ``torch.cuda.empty_cache``."""
         try:
             for pool in numbered.all_served():
-                pool.trim()
+                if not pool.closed:
+                    pool.trim()
         except Exception as error:
             logger.warning("torch.cuda.empty_cache: %s", error)
             return 1
