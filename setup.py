@@ -58,19 +58,26 @@ MODULES = {
         "ledger",
         "pressure",
         "lender",
+        "exchange",
         "buffer",
         "sharing",
         "recorder",
         "gauge",
+        "deferred",
+        "segments",
+        "c_allocator",
+        "numbered",
         "upkeep",
         "mover",
         "pool",
+        "compiled",
         "replay",
         "bench",
     ),
     "planning": ("packing", "search"),
 }
 WITH_CUDA_HEADERS = {"cuda_driver"}
+WITH_EXCEPTIONS = {"c_allocator"}  # of C++
 DIRECTIVES = {
     "language_level": "3",
     "boundscheck": False,
@@ -138,7 +145,7 @@ def extension(layer, name):
     return Extension(
         f"vpool._{layer}.{name}",
         [f"pyx/{layer}/{name}.pyx"],
-        language="c++" if cuda else "c",
+        language="c++" if cuda or name in WITH_EXCEPTIONS else "c",
         include_dirs=cuda_include_dirs() if cuda else [],
         extra_compile_args=COMPILE_ARGS,
         extra_link_args=SANITIZE,

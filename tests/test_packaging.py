@@ -29,7 +29,7 @@ def run(python, *command, cwd):
     return done.stdout
 
 
-SHIPPED = ("*.py", "*.pxd", "*.pyi", "*.npz", "*.json", "py.typed", "*.html", "*.css", "*.js")
+SHIPPED = ("*.py", "*.pxd", "*.pyi", "*.npz", "*.json", "py.typed", "*.html", "*.css", "*.js", "*.h", "*.cpp")
 
 
 def files_of(*patterns):

@@ -56,6 +56,7 @@ LAYERS = {
         "vpool.cluster",
         "vpool.tuning",
     ),
+    "integrations": ("vpool.integrations",),
     "package": ("vpool",),
     "commands": ("vpool.commands", "vpool.__main__"),
 }

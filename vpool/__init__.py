@@ -2,6 +2,7 @@
 
 from vpool import defrag, metrics, sources
 from vpool._interface.buffer import Buffer
+from vpool._interface.compiled import capi
 from vpool._interface.lender import pools
 from vpool._interface.pool import Pool
 from vpool._interface.streams import stream
@@ -61,6 +62,7 @@ __all__ = [
     "Trace",
     "__version__",
     "allocate",
+    "capi",
     "compare",
     "deallocate",
     "default_pool",
@@ -83,7 +85,7 @@ __all__ = [
 
 
 def get_include():
-    """Folder to put into Cython's include path, for ``cimport vpool``."""
+    """Folder for the include path of Cython, for ``cimport vpool``, and of C and C++, for ``<vpool/capi.h>``."""
     from pathlib import Path
 
     return str(Path(__file__).resolve().parent.parent)

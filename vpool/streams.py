@@ -3,7 +3,28 @@
 import operator
 import sys
 
-__all__ = ["stream_handle"]
+__all__ = ["HOST", "stream_handle"]
+
+
+class _Host:
+    """What stands for the host where a stream is expected."""
+
+    handle = 2**63 - 1  # of no stream, and as good a number in every format that a report is written in
+
+    def __repr__(self):
+        return "vpool.streams.HOST"
+
+    def __reduce__(self):
+        return "HOST"
+
+
+HOST = _Host()
+"""The host itself, as a stream, for blocks of which nobody can say which stream uses them.
+
+No work that any stream has queued touches a block that is allocated for it, so the host, or any stream, may use it
+at once; and a block that is freed on it serves every stream without a wait, so whoever frees it has seen that all
+work with it is complete.  Streams that still have work with it can be told by `Pool.record_stream`.
+"""
 
 
 def stream_handle(stream):
@@ -14,7 +35,7 @@ def stream_handle(stream):
     stream : None, int, "current" or object
         None is the legacy default stream.  ``"current"`` asks the framework in use, PyTorch or CuPy.
         An object has `__cuda_stream__` (the protocol of cuda.core), `cuda_stream` (PyTorch), `ptr`
-        (CuPy) or `handle` (Numba).
+        (CuPy) or `handle` (Numba).  `HOST` has a number that is no handle, for reports.
 
     Returns
     -------

@@ -1,11 +1,13 @@
 """Buffers: blocks that free themselves."""
 cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.long cimport PyLong_FromUnsignedLongLong
 from libc.stdint cimport uint64_t
 
 from vpool._base.bias cimport Seat, bias_enter, bias_leave, bias_try_enter
 from vpool._base.lock cimport atomic_read
 from vpool._base.types cimport BLOCK_LIVE, BLOCK_SUSPENDED, Block, BlockId, likely, unlikely
+from vpool._interface.exchange cimport array_interface, device_of, dlpack, for_host
 from vpool._management.arena cimport Arena
 from vpool._management.cross cimport cross_free_record
 from vpool._management.hit cimport hit_put_record
@@ -28,9 +30,10 @@ cdef extern from *:
 cdef inline bint still_mine(Buffer buffer) noexcept:
     """Whether the block's record is still this buffer's: its address may have been freed by hand."""
     cdef Block* block
-    if buffer.block_id == 0:
+    cdef BlockId block_id = buffer.block_id or buffer.shared_id
+    if block_id == 0:
         return False
-    block = &buffer.arena.blocks[buffer.block_id]
+    block = &buffer.arena.blocks[block_id]
     return (
         (block.state == BLOCK_LIVE or block.state == BLOCK_SUSPENDED and block.stamp != 0)
         and block.generation == buffer.generation
@@ -48,6 +51,9 @@ cdef class Buffer:
 
     Dropping it is safe at any moment: after its pool was closed, inside a garbage collection, at the
     end of the interpreter.  It keeps its pool alive.
+
+    Other libraries use its memory without a copy, as bytes: by ``__dlpack__``, ``__cuda_array_interface__`` and, where
+    the host can reach the memory, as a buffer of Python's own (``memoryview(buffer)``).
     """
 
     def __init__(self):
@@ -82,6 +88,85 @@ cdef class Buffer:
         if self.pool is not None:
             self.pool.must_be_mine()
         return 0
+
+    cdef int must_be_usable(self) except -1:
+        """BufferError for one that has nothing to give to others."""
+        self.must_be_mine()
+        if self.pool is None or self.closed:
+            raise BufferError("the buffer is closed")
+        return 0
+
+    cdef int share(self) except -1:
+        """Have one more user, until whom the block stays where it is."""
+        self.must_be_usable()                     # to look at the arguments ran code
+        if self.sharers == 0:
+            self.shared_id = self.block_id
+            self.block_id = 0
+        self.sharers += 1
+        return 0
+
+    cdef void unshare(self) noexcept:
+        self.sharers -= 1
+        if self.sharers == 0:
+            self.block_id = self.shared_id
+            self.shared_id = 0
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        self.must_be_usable()
+        if self.requested and not self.pool.core.source.host_accessible:
+            raise BufferError(f"memory of source {self.pool.core.source.name!r} is not for the host")
+        for_host(self.pool, self.arena.slot)
+        self.share()
+        PyBuffer_FillInfo(view, self, <void*> self.address, self.requested, False, flags)
+
+    def __releasebuffer__(self, Py_buffer* view):
+        self.unshare()
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """A capsule of the bytes that were asked for, as a one-dimensional array of ``uint8``.
+
+        Parameters
+        ----------
+        stream : int, optional
+            The consumer's stream, as the array API numbers it: 1 or None for the legacy default one, 2 for the
+            thread's own, a handle, or -1 for a consumer that sees to the order itself.  It comes after what the
+            buffer's stream has queued, and the block, once freed, waits for what it has queued by then.
+        max_version : tuple of int, optional
+            From (1, 0) on the capsule is one with a version.
+        dl_device : tuple of int, optional
+            The buffer's own device, or (1, 0): the host, which gets a copy where it cannot reach the memory.
+        copy : bool, optional
+
+        Raises
+        ------
+        BufferError
+            For a closed buffer, memory that cannot be given so, or while a graph is captured that would have to wait.
+
+        Notes
+        -----
+        Until the consumer drops what it made of it, `close` raises ``BufferError``.
+        """
+        self.must_be_usable()
+        return dlpack(
+            self.pool, lambda: _Sharer(self), self.address, self.requested, self.arena.slot, stream, max_version,
+            dl_device, copy)
+
+    def __dlpack_device__(self):
+        """Type and number of the device: 2 for CUDA, 3 for pinned memory, 13 for managed, 1 for the host."""
+        self.must_be_usable()
+        return device_of(self.pool)
+
+    @property
+    def __cuda_array_interface__(self):
+        """The bytes for CUDA's array libraries (version 3), with the stream that their work has to come after.
+
+        Consumers do not tell which stream they use: tell it by `record_stream`.  They keep the buffer, so it is not
+        dropped; it must not be closed under them.
+        """
+        if self.pool is None or not self.pool.core.source.has_memory or self.pool.core.source.name == "host":
+            raise AttributeError("__cuda_array_interface__: this memory is not a GPU's")
+        self.must_be_usable()
+        return array_interface(self.pool, self.address, self.requested, self.arena.slot)
 
     cdef bint put(self) noexcept:
         """Give the block back, which nobody else will then do; False where it was freed by hand before."""
@@ -169,11 +254,15 @@ cdef class Buffer:
             Where bytes beside the block were written; the buffer stays open.  Only in a pool with guards.
         SourceError
             Where that stream is gone and its work cannot be waited for; the buffer stays open.
+        BufferError
+            While another library uses the memory; the buffer stays open.
         """
         cdef uint64_t address = self.address
         cdef bint mine = True
         cdef int slot = 0
         if self.block_id == 0:
+            if self.sharers:
+                raise BufferError(f"{self!r} is in use by {self.sharers} others: drop what was made of it first")
             self.arena = NULL
             return
         if unlikely(self.pool.core.state.word & STATE_HOLDS) and self.close_held(stream):
@@ -200,7 +289,7 @@ cdef class Buffer:
     def ptr(self):
         """Address of the block; 0 for zero bytes and after `close`."""
         self.must_be_mine()
-        return PyLong_FromUnsignedLongLong(self.address if self.block_id else 0)
+        return PyLong_FromUnsignedLongLong(self.address if self.block_id or self.shared_id else 0)
 
     @property
     def nbytes(self):
@@ -208,13 +297,13 @@ cdef class Buffer:
         self.must_be_mine()
         if self.pool is not None and self.pool.front:
             return self.requested
-        return self.arena.blocks[self.block_id].nbytes if still_mine(self) else 0
+        return self.arena.blocks[self.block_id or self.shared_id].nbytes if still_mine(self) else 0
 
     @property
     def requested(self):
         """Bytes that were asked for."""
         self.must_be_mine()
-        return self.arena.blocks[self.block_id].stamp if still_mine(self) else 0
+        return self.arena.blocks[self.block_id or self.shared_id].stamp if still_mine(self) else 0
 
     @property
     def stream(self):
@@ -230,4 +319,20 @@ cdef class Buffer:
     @property
     def closed(self):
         """Whether the block was given back."""
-        return self.arena == NULL or (self.block_id != 0 and not still_mine(self))
+        return self.arena == NULL or ((self.block_id or self.shared_id) != 0 and not still_mine(self))
+
+
+@cython.final
+@cython.no_gc_clear   # `__dealloc__` needs the buffer
+cdef class _Sharer:
+    """Keeps a buffer's block, for whoever has this."""
+
+    cdef Buffer buffer
+
+    def __cinit__(self, Buffer buffer not None):
+        buffer.share()
+        self.buffer = buffer
+
+    def __dealloc__(self):
+        if self.buffer is not None:
+            self.buffer.unshare()

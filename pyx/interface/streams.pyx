@@ -15,13 +15,14 @@ from vpool._management.state cimport STATE_CLOSED, STATE_FORKED
 from vpool._storage.driver cimport STATUS_OK
 
 from vpool.errors import SourceError
-from vpool.streams import stream_handle
+from vpool.streams import HOST, stream_handle
 
 cdef enum:
     LEGACY_STREAM = 0
     PER_THREAD_STREAM = 2
     ENOUGH_SLOTS = 64             # from here on the slots of streams that are gone are looked for first
     MOST_KEPT = 64                # stream objects that one pool keeps alive
+    HOST_THREAD = 0xFFFFFFFFFFFFFFFF      # see `order_is_host`
 
 
 cdef extern from "Python.h":
@@ -189,6 +190,8 @@ cdef class StreamTable:
         if known is not None and known[0]() is stream:
             slot = known[1]
             return self.captured(stream, atomic_read(self.areas.state.table[slot].stream)) or slot
+        if stream is HOST:
+            return self.host_slot()
         handle = self.handle_of(stream)
         # First: to ask for the id of a stream that captures invalidates the capture.
         slot = self.captured(stream, handle)
@@ -292,6 +295,18 @@ cdef class StreamTable:
         """Make a slot for a stream that captures."""
         with self.changing:
             return self.make_slot(handle, capture, 0, capture)
+
+    cdef int host_slot(self) except -1:
+        """The slot of the host, made on first use."""
+        cdef int slot
+        if self.host == 0:
+            handle = stream_handle(HOST)
+            with self.changing:
+                if self.host == 0:
+                    slot = self.make_slot(handle, 0, HOST_THREAD, 0)
+                    self.areas.give_to_host(slot)
+                    self.host = slot
+        return self.host
 
     cdef int settle(self) except -1:
         """Release the captures whose graphs are gone, learn which are over, and let go of streams."""

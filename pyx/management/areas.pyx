@@ -38,6 +38,7 @@ from vpool._storage.source cimport Source
 
 cdef enum:
     NEVER = 0xFFFFFFFFFFFFFFFF
+    ALWAYS = 0x8000000000000000   # a stamp that no free reaches
 
 
 @cython.no_gc   # refers to its areas alone, so no cycle; the collector must not take them while a buffer lives
@@ -319,6 +320,11 @@ cdef class Areas:
         """
         atomic_write(self.state.arenas[slot].captured, 0)
         atomic_write(self.fixed_state.arenas[slot].captured, 0)
+
+    cdef void give_to_host(self, int slot) noexcept nogil:
+        """Make a slot that was opened with the host's thread number complete for good: no stream waits for it."""
+        atomic_write(self.state.table[slot].done, ALWAYS)
+        atomic_write(self.fixed_state.table[slot].done, ALWAYS)
 
     cdef int drain(self) noexcept nogil:
         """Wait for all work of the pool's streams; then whatever was freed before is complete.

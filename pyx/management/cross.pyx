@@ -18,7 +18,14 @@ from vpool._management.lend cimport (
     lend_return,
 )
 from vpool._management.merge cimport free_block
-from vpool._management.order cimport order_make, order_mark, order_poll, order_proved, order_queue
+from vpool._management.order cimport (
+    order_is_host,
+    order_make,
+    order_mark,
+    order_poll,
+    order_proved,
+    order_queue,
+)
 from vpool._management.pending cimport pending_on, pending_put, pending_release, pending_rotate, pending_use
 from vpool._management.state cimport CoreState, Request, lock_all, slot_count, unlock_all
 from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK
@@ -298,16 +305,18 @@ cdef bint _fits(Request* request, Arena* owner) noexcept nogil:
 cdef BlockId cross_steal(CoreState* state, Source source, Request* request) noexcept nogil:
     """Serve the request from another stream's free memory: first what is proved complete.
 
-    In a capture nothing else: a graph cannot wait for work outside of it.
+    In a capture nothing else: a graph cannot wait for work outside of it.  Nor for the host, which would have to
+    wait itself while the source may have more.
     """
     cdef Extent extent
     cdef uint32_t slot
     cdef int proved_only
-    for proved_only in range(1, 0 if request.arena.captured else -1, -1):
+    cdef bint never_behind = request.arena.captured or order_is_host(&state.table[request.arena.slot])
+    for proved_only in range(1, 0 if never_behind else -1, -1):
         for slot in range(slot_count(state)):
             if state.arenas[slot] == request.arena or state.arenas[slot].captured:
                 continue
-            if request.arena.captured and _fits(request, state.arenas[slot]):
+            if never_behind and _fits(request, state.arenas[slot]):
                 cross_prove(state, source, slot)
             if _take_loan(state, request, state.arenas[slot], proved_only, &extent):
                 if _use_loan(state, source, request, &extent) or request.status or request.no_record:

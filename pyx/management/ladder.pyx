@@ -10,7 +10,7 @@ from vpool._management.arena cimport Arena, arena_allocated
 from vpool._management.core cimport STATUS_MISALIGNED, Core, core_live_bytes, request_broken
 from vpool._management.cross cimport cross_merge, cross_ready, cross_recall, cross_steal, cross_take_own
 from vpool._management.freelist cimport freelist_find
-from vpool._management.order cimport order_waited
+from vpool._management.order cimport order_is_host, order_waited
 from vpool._management.room cimport room_make
 from vpool._management.state cimport (
     RUNG_SEARCH,
@@ -243,6 +243,8 @@ cdef BlockId _wait(Core core, Request* request) noexcept nogil:
 cdef rung_t[<int> RUNGS] LADDER = [_search, _ready, _steal, _merge, _grow, _trim, NULL, NULL, _wait]
 # In a capture nothing is waited for, and nothing goes back to the source.
 cdef rung_t[<int> RUNGS] CAPTURE_LADDER = [_search, NULL, _steal, NULL, _grow, NULL, NULL, NULL, NULL]
+# The host has no stream that could wait behind an event.
+cdef rung_t[<int> RUNGS] HOST_LADDER = [_search, _ready, _steal, NULL, _grow, _trim, NULL, NULL, _wait]
 
 
 cdef BlockId ladder_climb(Core core, Request* request, int first, int last) noexcept nogil:
@@ -250,6 +252,8 @@ cdef BlockId ladder_climb(Core core, Request* request, int first, int last) noex
     cdef CoreState* state = &core.state
     cdef rung_t* rungs = &CAPTURE_LADDER[0] if request.arena.captured else &LADDER[0]
     cdef int rung
+    if order_is_host(&state.table[request.arena.slot]):
+        rungs = &HOST_LADDER[0]
     core.settle()
     for rung in range(first, last + 1):
         if rungs[rung] == NULL:

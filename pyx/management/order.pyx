@@ -38,6 +38,10 @@ cdef void captures_count(int by) noexcept nogil:
     atomic_add(_captures, by)
 
 
+cdef bint order_captures() noexcept nogil:
+    return atomic_read(_captures) != 0
+
+
 cdef bint order_at_rest(Arena* arena, uint64_t done) noexcept nogil:
     """Whether all that the arena holds is free, and freed with a stamp up to `done`.  O(free blocks)."""
     cdef uint32_t number
@@ -262,9 +266,9 @@ cdef int order_drain(CoreState* state, Source source) noexcept nogil:
     cdef uint32_t freer
     cdef int capture, status
     cdef bint beyond = False
-    cdef bint captures = atomic_read(_captures) != 0 and source.driver.may_capture()
+    cdef bint captures = order_captures() and source.driver.may_capture()
     for freer in range(slot_count(state)):
-        if state.arenas[freer].captured:
+        if state.arenas[freer].captured or order_is_host(&state.table[freer]):
             continue
         status = order_reach(source, &state.table[freer], &capture)
         if status == STATUS_INVALID_HANDLE:

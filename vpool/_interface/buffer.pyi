@@ -1,5 +1,8 @@
+import sys
 from types import TracebackType
 from typing import Self, final
+
+from typing_extensions import CapsuleType
 
 from vpool._interface.pool import Pool
 
@@ -15,6 +18,20 @@ class Buffer:
         /,
     ) -> None: ...
     def __int__(self) -> int: ...
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> CapsuleType: ...
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]: ...
+    if sys.version_info >= (3, 12):
+        def __buffer__(self, flags: int, /) -> memoryview: ...
+        def __release_buffer__(self, view: memoryview, /) -> None: ...
     def close(self, stream: object = None) -> None: ...
     def record_stream(self, stream: object) -> None: ...
     @property

@@ -32,6 +32,7 @@ cdef class StreamTable:
     cdef dict by_thread           # thread number -> slot of its per-thread default stream
     cdef object changing          # threading.RLock of all five
     cdef str name                 # of the pool
+    cdef int host                 # slot of the host; 0: none yet
     cdef CaptureTable captures    # None: the program says that it never allocates in a capture
     cdef object __weakref__
 
@@ -47,4 +48,5 @@ cdef class StreamTable:
     cdef int open_slot(self, uint64_t handle, uint64_t unique_id, uint64_t thread) except -1
     cdef int make_slot(self, uint64_t handle, uint64_t unique_id, uint64_t thread, uint64_t capture) except -1
     cdef int captured(self, object stream, uint64_t handle) except -1
+    cdef int host_slot(self) except -1
     cdef int settle(self) except -1

@@ -57,6 +57,7 @@ cdef class Areas:
     cdef bint crossing_now(self) noexcept nogil
     cdef bint is_empty(self) noexcept nogil
     cdef void end_capture(self, int slot) noexcept nogil
+    cdef void give_to_host(self, int slot) noexcept nogil
     cdef int drain(self) noexcept nogil
     cdef bint put(self, uint64_t address, uint16_t hint) noexcept nogil
     cdef bint free_on(self, uint64_t address, uint16_t freer) noexcept nogil

@@ -23,11 +23,20 @@ cdef inline bint order_waited(int status) noexcept nogil:
     return status == STATUS_OK or status == STATUS_NOT_READY
 
 
+cdef inline bint order_is_host(Slot* slot) noexcept nogil:
+    """Whether a slot stands for the host: what is freed there is complete, what it gets has to be.
+
+    No thread has that number, so the slot's handle, which is none, is never touched.
+    """
+    return slot.thread == ~<uint64_t> 0
+
+
 # Number of the calling thread, from 1; never given twice in a process.
 cdef uint64_t thread_number() noexcept nogil
 
 # Captures that pools of this process know to go on: the device cannot be waited for meanwhile.
 cdef void captures_count(int by) noexcept nogil
+cdef bint order_captures() noexcept nogil
 
 cdef bint order_at_rest(Arena* arena, uint64_t done) noexcept nogil
 
