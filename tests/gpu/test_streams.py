@@ -472,3 +472,12 @@ def test_whole_again_after_all_streams_used_it(streams, fill, others):
         pool.coalesce()
         pool.coalesce()
         assert_whole(pool)
+
+
+def test_streams_that_come_and_go_do_not_use_up_the_slots(pool):
+    """CUDA gives their handles again, so a program may make any number, one after another."""
+    for _ in range(6000):
+        stream = cupy.cuda.Stream(non_blocking=True)
+        pool.deallocate(pool.allocate(256, stream))
+        del stream
+    pool.allocate(MIB)
