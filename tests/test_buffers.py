@@ -1,7 +1,9 @@
 """Buffers: they free themselves, whenever and in whatever order things go away."""
 
+import contextlib
 import ctypes
 import gc
+import sys
 import threading
 import weakref
 
@@ -9,6 +11,14 @@ import pytest
 
 import vpool
 from tests.helpers.pools import MIB, assert_whole, run_cleanly, simulated_pool, unchanged
+
+
+@pytest.fixture
+def frequent_switches():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
 
 
 def test_a_buffer_tells_what_it_is(pool):
@@ -275,8 +285,10 @@ def test_a_buffer_can_be_dropped_in_another_thread(pool):
     assert_whole(pool)
 
 
-def test_buffers_closed_in_two_threads_are_freed_once(pool):
-    buffers = [pool.empty(1000) for _ in range(200)]
+@pytest.mark.parametrize("tagged", [False, True])
+def test_buffers_closed_in_two_threads_are_freed_once(pool, tagged, frequent_switches):
+    with vpool.tag("closed twice") if tagged else contextlib.nullcontext():
+        buffers = [pool.empty(1000) for _ in range(5000)]
     errors = []
 
     def close_all():
@@ -292,7 +304,7 @@ def test_buffers_closed_in_two_threads_are_freed_once(pool):
     for thread in threads:
         thread.join()
     assert errors == []
-    assert pool.stats.frees == 200
+    assert pool.stats.frees == 5000
     assert_whole(pool)
 
 

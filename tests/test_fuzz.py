@@ -189,7 +189,8 @@ class Fuzz:
         except TYPED as error:
             self.counts[name, type(error)] += 1
             error.__traceback__ = error.__context__ = error.__cause__ = None  # they would keep buffers alive
-            if not self.broken and type(error) is vpool.SourceError and "stream" not in str(error):
+            lacks = getattr(error, "name", None) == "cudaErrorNotSupported"  # what the source cannot do
+            if not self.broken and type(error) is vpool.SourceError and "stream" not in str(error) and not lacks:
                 raise AssertionError("the driver works") from error
             return error, False
 

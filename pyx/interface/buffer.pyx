@@ -14,7 +14,6 @@ from vpool._management.hit cimport hit_put_record
 from vpool._management.state cimport STATE_FORKED, STATE_HOLDS
 from vpool._management.suspended cimport suspended_free_record
 
-from vpool.errors import InvalidPointerError
 
 cdef extern from *:
     """
@@ -201,20 +200,22 @@ cdef class Buffer:
 
     cdef bint close_held(self, stream) except -1:
         """Of `close`: what the state word asks for; True where that was all.  It stays open where this fails."""
+        cdef BlockId block_id = self.block_id
         cdef bint mine = self.pool.core.state.word & STATE_FORKED or still_mine(self)
+        cdef bint done = True
+        self.block_id = 0                         # before another thread, or the stream's own code, closes it too
         if mine:
             try:
-                if not self.pool.held(self.address, stream):
-                    return False
-            except InvalidPointerError:
-                if self.block_id:                 # 0: to look at the stream ran code that has closed it
-                    raise
+                done = self.pool.held(self.address, stream)
             except BaseException:
+                self.block_id = block_id
                 if not still_mine(self):          # of a signal, once it was freed
                     self.block_id = 0
                     self.arena = NULL
                 raise
-        self.block_id = 0
+        if not done:
+            self.block_id = block_id
+            return False
         self.arena = NULL
         if not mine:
             raise self.pool.stray_error(self.address)
