@@ -16,6 +16,8 @@ from vpool._interface import numbered
 from vpool.integrations import torch as plugin
 from vpool.integrations import torch_shim
 
+SIZES = ("all", "large_pool", "small_pool")
+
 pytestmark = pytest.mark.skipif(torch_fake.compiler() is None, reason="no C++ compiler")
 
 
@@ -297,6 +299,22 @@ def test_statistics(torch, files, pool):
     calls.take(block)
     torch.cuda.reset_peak_memory_stats()
     assert torch.cuda.memory_stats()["allocated_bytes.all.peak"] == 0
+
+
+def test_statistics_have_every_key_of_pytorchs_own(torch, pool):
+    """``torch.cuda.memory_summary``, which needs a build of PyTorch for CUDA, takes each to be there."""
+    plugin.install(pool)
+    by_size = (
+        "allocation segment active inactive_split allocated_bytes reserved_bytes active_bytes inactive_split_bytes"
+    )
+    counted = [f"{one}.{size}" for one in f"{by_size} requested_bytes".split() for size in SIZES]
+    counted += ["oversize_allocations", "oversize_segments"]
+    numbers = "num_alloc_retries num_ooms num_oom_rejections num_sync_all_streams num_device_alloc num_device_free"
+    keys = {*numbers.split(), "max_split_size"}
+    keys |= {f"{one}.{what}" for one in counted for what in ("current", "peak", "allocated", "freed")}
+    stats = torch.cuda.memory_stats()
+    assert set(stats) == keys
+    assert all(type(figure) is int for figure in stats.values())
 
 
 def test_it_can_be_installed_once_and_in_time(torch, pool):

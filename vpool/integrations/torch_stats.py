@@ -6,10 +6,16 @@ from vpool.integrations.packages import required
 
 __all__ = ["memory_stats", "patch_statistics"]
 
-# What PyTorch counts, by the size of its segments, and what ``torch.cuda.memory_summary`` prints.
-_COUNTED = (
-    *("allocation", "segment", "active", "inactive_split", "oversize_allocations", "oversize_segments"),
+# What PyTorch counts: by the size of its segments, as a whole, and as one number.  `torch.cuda.memory_summary` takes
+# each key to be there.
+_BY_SIZE = (
+    *("allocation", "segment", "active", "inactive_split"),
     *("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes"),
+)
+_AS_A_WHOLE = ("oversize_allocations", "oversize_segments")
+_NUMBERS = (
+    *("num_alloc_retries", "num_ooms", "num_oom_rejections", "num_sync_all_streams"),
+    *("num_device_alloc", "num_device_free", "max_split_size"),
 )
 _WHATS = ("current", "peak", "allocated", "freed")
 
@@ -38,14 +44,13 @@ def memory_stats(device=None):
         "requested_bytes": (stats.requested_bytes, None),
         "allocation": (stats.allocations - stats.frees, None),
     }
-    kinds = ((kind, what) for kind in ("all", "large_pool", "small_pool") for what in _WHATS)
-    figures = {f"{name}.{kind}.{what}": 0 for kind, what in kinds for name in _COUNTED}
+    counted = [*_AS_A_WHOLE, *(f"{name}.{size}" for name in _BY_SIZE for size in ("all", "large_pool", "small_pool"))]
+    figures = dict.fromkeys([f"{name}.{what}" for name in counted for what in _WHATS] + [*_NUMBERS], 0)
     for name, (current, peak) in known.items():
         figures[f"{name}.all.current"] = current
         figures[f"{name}.all.peak"] = current if peak is None else peak
     figures["allocation.all.allocated"] = stats.allocations
     figures["allocation.all.freed"] = stats.frees
-    figures["num_alloc_retries"] = 0
     figures["num_ooms"] = stats.ooms
     figures["num_device_alloc"] = stats.source_calls
     return figures
