@@ -59,7 +59,7 @@ class TestCupy:
             found = operation(cupy, cupy.asarray(left), cupy.asarray(right)).get()
             assert found.dtype == expected.dtype
             np.testing.assert_allclose(found, expected, rtol=1e-5)
-        assert pool.stats.allocations > 0
+        assert (pool.stats.allocations > 0) == bool(left.size)  # no memory for no elements
 
     def test_sorting_and_grouping(self, cupy, pool):
         keys = np.random.default_rng(0).integers(0, 1000, 1_000_000)
@@ -151,6 +151,8 @@ class TestCupy:
 
 NUMBA = """
 import numpy as np
+if not hasattr(np, "row_stack"):
+    np.row_stack = np.vstack  # without it numba-cuda 0.30 compiles no kernel: NumPy 2.5 has it no more
 import vpool
 from vpool.integrations import numba as plugin
 from tests.helpers.pools import GIB
