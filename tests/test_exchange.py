@@ -101,8 +101,8 @@ def waits_of(driver):
 class Stream:
     """An object that has a stream, and so keeps it."""
 
-    def __init__(self, driver):
-        self.ptr = driver.create_stream()
+    def __init__(self, driver, **options):
+        self.ptr = driver.create_stream(**options)
 
 
 # What is shown.
@@ -422,6 +422,64 @@ def test_what_is_captured_cannot_be_waited_for(cuda_pool, driver):
             buffer.__dlpack__(**options)
     assert driver.end_capture(own.ptr)
     buffer.close()
+
+
+GIVE = [
+    lambda buffer, stream: Consumer(buffer.__dlpack__(stream=stream)).drop(),
+    lambda buffer, stream: buffer.__dlpack__(dl_device=HOST_DEVICE),
+    lambda buffer, stream: buffer.__cuda_array_interface__,
+]
+
+
+@pytest.mark.parametrize("checks_handles", [True, False])
+@pytest.mark.parametrize("inside", [True, False], ids=["captured memory", "captures without memory"])
+@pytest.mark.parametrize("give", GIVE)
+def test_memory_of_a_graph_waits_for_its_launches(driver, checks_handles, inside, give):
+    """Those may be on any stream, so the device is waited for: not while something else is captured."""
+    source = Source(driver, "cuda", 0, checks_handles=checks_handles)
+    with vpool.Pool(vpool.Dynamic(initial=MIB, limit=4 * MIB), source) as pool:
+        own, other, launched = Stream(driver), Stream(driver, blocking=False), driver.create_stream()
+        driver.begin_capture(own.ptr)
+        buffer = pool.empty(1000, stream=own)
+        assert driver.end_capture(own.ptr)
+        position = driver.queue_work(launched)
+        kept = None if inside else pool.empty(1000, stream=other)
+        driver.begin_capture(other.ptr)
+        kept = pool.empty(1000, stream=other) if inside else kept
+        with unchanged(pool), pytest.raises(BufferError, match="while a graph is captured"):
+            give(buffer, driver.create_stream())
+        assert driver.end_capture(other.ptr)
+        assert not driver.finished(driver.number_of(launched), position)
+        give(buffer, driver.create_stream())
+        assert driver.finished(driver.number_of(launched), position)
+        kept.close()
+        buffer.close()
+        pool.check()
+
+
+def test_the_capture_that_has_the_memory_waits_for_nothing(cuda_pool, driver):
+    own = Stream(driver)
+    driver.begin_capture(own.ptr)
+    buffer = cuda_pool.empty(1000, stream=own)
+    waits = waits_of(driver)
+    Consumer(buffer.__dlpack__(stream=own.ptr)).drop()
+    assert waits_of(driver) == waits
+    assert driver.end_capture(own.ptr)
+    buffer.close()
+
+
+@pytest.mark.parametrize("name", ["pinned", "managed"])
+def test_the_host_gets_memory_of_a_graph_after_its_launches(name):
+    with pool_of(name) as pool:
+        driver = pool.source.driver
+        own, launched = Stream(driver), driver.create_stream()
+        driver.begin_capture(own.ptr)
+        buffer = pool.empty(1000, stream=own)
+        assert driver.end_capture(own.ptr)
+        position = driver.queue_work(launched)
+        memoryview(buffer).release()
+        assert driver.finished(driver.number_of(launched), position)
+        buffer.close()
 
 
 # Copies for the host.

@@ -144,6 +144,9 @@ cdef class Buffer:
         Notes
         -----
         Until the consumer drops what it made of it, `close` raises ``BufferError``.
+
+        Memory of a graph can be given while its capture goes on to that capture alone, and after it to anybody: then
+        the device is waited for, since any stream may have launched the graph.
         """
         self.must_be_usable()
         return dlpack(

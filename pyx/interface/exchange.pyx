@@ -155,12 +155,24 @@ cdef tuple device_of(Lender pool):
     return (ON_PINNED, 0) if source.name == "pinned" else (ON_HOST, 0)
 
 
+cdef bint _graphs_rest(Lender pool, int slot) except -1:
+    """Wait for what may use a graph's memory: a launch, on any stream.
+
+    False for other memory, and while something captures.
+    """
+    if not atomic_read(pool.areas.state.arenas[slot].captured):
+        return False
+    if pool.streams.captures is not None:
+        pool.streams.captures.ask_again()         # nothing else may have asked since the capture ended
+    return Access(pool.areas).await_device()
+
+
 cdef int _follow(Lender pool, int slot, int other, bint named) except -1:
     """Make what a slot does next come after what another has queued."""
     if slot == other:
         return 0
     try:
-        ordered = Access(pool.areas).follow(slot, other, named)
+        ordered = Access(pool.areas).follow(slot, other, named) or _graphs_rest(pool, other)
     except SourceError as error:
         raise BufferError(f"the consumer cannot come after the buffer's stream: {error}") from error
     if not ordered:
@@ -253,7 +265,7 @@ cdef bytes _copied(Lender pool, uint64_t address, uint64_t nbytes, int slot):
         return b""
     access = Access(pool.areas)
     try:
-        if access.may(slot, False):
+        if access.may(slot, False) or _graphs_rest(pool, slot):
             return access.read(slot, False, address, nbytes)
     except SourceError as error:
         raise BufferError(f"the buffer cannot be copied to the host: {error}") from error

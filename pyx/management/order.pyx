@@ -230,6 +230,23 @@ cdef int _drain_device(CoreState* state, Source source) noexcept nogil:
     return status
 
 
+cdef int order_drain_device(CoreState* state, Source source) noexcept nogil:
+    """Wait for the device, and so for what graphs do, which any stream may launch.
+
+    STATUS_NOT_READY while a capture is known, which that would invalidate.
+    """
+    cdef uint32_t freer
+    cdef int capture
+    if order_captures() and source.driver.may_capture():
+        return STATUS_NOT_READY
+    for freer in range(slot_count(state)):
+        if state.arenas[freer].captured or order_is_host(&state.table[freer]):
+            continue
+        if order_reach(source, &state.table[freer], &capture) == STATUS_OK and capture != CAPTURE_NONE:
+            return STATUS_NOT_READY
+    return _drain_device(state, source)
+
+
 cdef int _drain_slot(CoreState* state, Source source, uint16_t freer) noexcept nogil:
     """Wait for what a slot's stream has queued; then whatever it freed before is complete."""
     cdef Slot* slot = &state.table[freer]

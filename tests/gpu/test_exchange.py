@@ -147,3 +147,25 @@ def test_a_capture_is_not_invalidated_by_a_block_for_the_host(streams, fill):
         inside.close()
         for one in blocks:
             one.close()
+
+
+@pytest.mark.parametrize(
+    "give", [cupy.from_dlpack, cupy.asarray, lambda buffer: cupy.asarray(np.from_dlpack(buffer, device="cpu"))]
+)
+def test_memory_of_a_graph_holds_what_its_last_launch_wrote(pool, streams, fill, give):
+    scratch = cupy.empty(MIB, "u1")
+    with streams[0]:
+        streams[0].begin_capture()
+        inside = pool.empty(MIB, stream=streams[0])
+        fill(inside.ptr, MIB, 4, streams[0])
+        graph = streams[0].end_capture()
+    graph.launch(streams[1])
+    with cupy.cuda.Stream(non_blocking=True) as reader:
+        array = give(inside)
+        cupy.copyto(scratch, array)
+        reader.synchronize()
+        assert (scratch.get() == 4).all()
+        del array
+    inside.close()
+    cupy.cuda.Device().synchronize()
+    del graph

@@ -49,4 +49,5 @@ cdef int order_queue(CoreState* state, Source source, uint16_t user, uint16_t fr
 cdef int order_make(CoreState* state, Source source, uint16_t user, uint16_t freer, uint64_t number) noexcept nogil
 cdef int order_await(CoreState* state, Source source, uint16_t freer) noexcept nogil
 cdef int order_drain(CoreState* state, Source source) noexcept nogil
+cdef int order_drain_device(CoreState* state, Source source) noexcept nogil
 cdef void order_forget(CoreState* state, Source source) noexcept nogil
