@@ -363,6 +363,10 @@ def everything(pool, stream, other):
     ptr = pool.allocate(MIB, stream=other, alignment=4096)
     pool.record_stream(ptr, stream)
     pool.deallocate(ptr, stream=stream)
+    grows = pool.empty(1000, stream=other)
+    for nbytes in (MIB, 2 * MIB):
+        pool.resize(grows, nbytes, stream)
+    grows.close()
     with vpool.stream(stream):
         pool.deallocate(pool.allocate(2 * MIB))
     for s in (stream, other, None):

@@ -74,7 +74,7 @@ _READERS = {
 }
 
 
-def modes_of(debug, has_memory):
+def modes_of(debug, has_memory, maps=False):
     """The modes that words ask for.
 
     Parameters
@@ -84,26 +84,36 @@ def modes_of(debug, has_memory):
         environment variable ``VPOOL_DEBUG`` says.
     has_memory : bool
         Whether there is something at the pool's addresses.
+    maps : bool
+        Whether memory is mapped there in handles.
 
     Raises
     ------
     ValueError, TypeError
-        For a word that is none; for guards or poison where there is no memory to write to.  Of the variable,
-        which speaks of all pools, such a pool takes the other words.
+        For a word that is none; for guards or poison where there is no memory to write to; for heaps on virtual
+        memory.  Of the variable, which speaks of all pools, such a pool takes the other words.
     """
     if debug is not None:
         modes = _parse(debug)
         if not has_memory and (modes.guard or modes.poison):
             raise ValueError(
                 'debug="guard" and "poison" need memory at the addresses: a source such as "cuda" or "host"; '
-                '"quarantine", "sites", "leaks", "nvtx" and "nvtx-memory" work on any'
+                '"quarantine", "sites", "leaks" and "nvtx" work on any'
+            )
+        if maps and modes.nvtx_memory:
+            # compute-sanitizer counts that as an error of the program, and then watches nothing.
+            raise ValueError(
+                'debug="nvtx-memory" does not work on virtual memory: a tool takes for a heap only what one call has '
+                'allocated, such as a segment of source "cuda"'
             )
         return modes
     try:
         modes = _parse(os.environ.get(VARIABLE, ""))
     except ValueError as error:
         raise ValueError(f"{VARIABLE}: {error}") from None
-    return modes if has_memory else modes._replace(guard=0, poison=False)
+    if not has_memory:
+        modes = modes._replace(guard=0, poison=False)
+    return modes._replace(nvtx_memory=modes.nvtx_memory and not maps)
 
 
 def _parse(debug):

@@ -184,11 +184,27 @@ cdef class Access:
         return self.leave(slot, status)
 
     cdef int copy_on(self, int slot, bint named, uint64_t to, uint64_t address, uint64_t nbytes) noexcept nogil:
-        """Copy behind what a stream has queued, in front of what is queued there from now on."""
+        """Copy behind what a stream has queued, in front of what is queued there from now on.
+
+        With the slot of a capture the copy is part of the graph, and the stream must be named: whether another one
+        is still there, and captures, nothing tells.  With another slot it is part of none: STATUS_NOT_READY where it
+        would be, or would invalidate a capture.
+        """
         cdef uint8_t waited_for
+        cdef int capture = CAPTURE_NONE
+        cdef bint reachable = self.enter(slot, named)
+        cdef uint64_t stream = self.areas.state.table[slot].stream
         cdef int status
-        if self.enter(slot, named):
-            status = self.areas.core.source.copy_on(self.areas.state.table[slot].stream, to, address, nbytes)
+        if self.areas.state.arenas[slot].captured:
+            status = self.areas.core.source.copy_on(stream, to, address, nbytes) if named else STATUS_NOT_READY
+            return self.leave(slot, status)
+        status = self.areas.core.source.ask_capture(stream if reachable else 0, &capture)
+        if status == STATUS_OK and capture != CAPTURE_NONE:
+            status = STATUS_NOT_READY
+        if status != STATUS_OK:
+            return self.leave(slot, status)
+        if reachable:
+            status = self.areas.core.source.copy_on(stream, to, address, nbytes)
         else:
             status = order_drain(self.areas.state, self.areas.core.source)
             if status == STATUS_OK:

@@ -82,7 +82,8 @@ cdef class Mover(Upkeep):
             Bytes wanted from now on.  With 0 it has no block, and address 0.
         stream : optional
             The stream that copies, comes after all work on the block and has it from then on; None is the block's own
-            stream.  For another one than that the block is always copied.
+            stream.  For another one than that the block is always copied.  Where that stream captures, or the block is
+            of a capture's memory, only a stream that is passed has it grow: what is copied is then part of the graph.
 
         Raises
         ------
@@ -90,6 +91,9 @@ cdef class Mover(Upkeep):
             Where there is no memory for the new size; a block that is copied needs both for a moment.
         SourceError
             Where the driver does not copy.
+        Error
+            Where a capture goes on that the copy would become part of, or invalidate, and no stream was passed that
+            captures; for a block of a capture's memory that shall grow and no stream was passed.
         InvalidPointerError
             Where the buffer is closed, or suspended, or of another pool.
         TypeError, ValueError, OverflowError
@@ -130,6 +134,10 @@ cdef class Mover(Upkeep):
             raise self.stray_error(buffer.address)
         if slot < 0:
             slot = buffer.arena.slot
+            if atomic_read(buffer.arena.captured) and requested and (
+                    self.debugger is not None or requested > buffer.arena.blocks[buffer.block_id].nbytes):
+                # Once the capture is over all that is free there is what its graph writes to.
+                raise Error(f"{buffer!r} is of a capture's memory: pass the stream that it shall grow on")
         if buffer.block_id and requested and slot == buffer.arena.slot and self.debugger is None:
             with nogil:
                 done = resize_in_place(self.areas, buffer.arena, buffer.block_id, buffer.generation, requested)
@@ -156,7 +164,10 @@ cdef class Mover(Upkeep):
                 status = access.copy_on(slot, named, buffer.address, other.address, kept)
         try:
             if status != STATUS_OK:
-                raise source_error(self.core, status, f"{kept:,} bytes are not copied to a block of another size")
+                why = f"{kept:,} bytes are not copied to a block of another size"
+                if status == STATUS_NOT_READY:
+                    raise Error(f"{why} while a capture goes on{'' if named else ': pass the stream, if it captures'}")
+                raise source_error(self.core, status, why)
             if other.block_id:
                 self.free_on(other, slot)
         except BaseException:

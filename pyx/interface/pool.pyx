@@ -140,7 +140,7 @@ cdef class Pool(Mover):
                 raise ValueError("trim_marks are for the thread that maintain_every starts")
         self.name = f"pool-{next(_numbers)}" if name is None else str(name)
         source = resolve(source, device)
-        self.debug = modes_of(debug, source.has_memory)
+        self.debug = modes_of(debug, source.has_memory, source.granularity > 0)
         if plan is not None:
             plan = checked_plan(plan, rounding)
             self.plan = plan if self.debug == Modes() else None

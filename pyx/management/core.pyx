@@ -132,8 +132,6 @@ cdef class Core:
                 lazy_release(state.suspended.absences, MOST_HANDLES * sizeof(Absence))
             if state.mapped.handles != NULL:
                 state.mapped.journal = NULL       # it went with the areas
-                if self.heaps is not None:
-                    self.heaps.drop(state.mapped.span.address)
                 first = mapped_close(&state.mapped, <MappedSource> self.source)
             for i in range(state.segment_count):
                 if state.segments[i].mapped:

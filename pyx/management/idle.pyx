@@ -80,8 +80,6 @@ cdef int _close_range(Core core) noexcept nogil:
     spin_unlock(&state.lock)
     if not empty:
         return STATUS_OK
-    if core.heaps is not None:
-        core.heaps.drop(mapped.span.address)
     lazy_release(mapped.at, granules * sizeof(uint32_t))
     mapped.at = NULL
     return core.source.unreserve(&mapped.span)

@@ -97,8 +97,6 @@ cdef int _open(Core core) noexcept nogil:
     if segment.edge == 0:
         core.source.unreserve(&mapped.span)
         return STATUS_OUT_OF_MEMORY
-    if core.heaps is not None:
-        core.heaps.add(segment.address, segment.nbytes)
     return STATUS_OK
 
 

@@ -43,7 +43,7 @@ from vpool._storage.host_driver cimport (
 )
 from vpool._storage.shared_memory cimport shared_close, shared_export, shared_open
 from vpool._storage.simulated_driver cimport any_attribute, virtual_granularity
-from vpool._storage.simulated_streams cimport StreamedDriver, forbidden_in_capture, stream_captures
+from vpool._storage.simulated_streams cimport StreamedDriver, forbidden_in_capture, stream_captures, stream_use
 from vpool._storage.virtual_memory cimport (
     VIRTUAL_GRANULE,
     VirtualHandle,
@@ -134,6 +134,13 @@ cdef int _read(void* context, void* host, uint64_t address, uint64_t nbytes) noe
 cdef int _read_on(void* context, uint64_t stream, void* host, uint64_t address, uint64_t nbytes) noexcept nogil:
     # It waits for the stream, which no capture allows.
     return STATUS_CAPTURE_UNSUPPORTED if forbidden_in_capture(context) else host_read(context, host, address, nbytes)
+
+
+cdef int _copy_on(void* context, uint64_t stream, uint64_t to, uint64_t address, uint64_t nbytes) noexcept nogil:
+    cdef bint captured
+    cdef int status = stream_use(context, stream, &captured)
+    # What is captured is done when its graph is launched, which none is here.
+    return status if status != STATUS_OK or captured else host_copy_on(context, stream, to, address, nbytes)
 
 
 cdef int _device_count(void* context, int* count) noexcept nogil:
@@ -351,7 +358,7 @@ cdef class FakeCudaDriver(StreamedDriver):
         self.table.ipc_close = _ipc_close
         self.table.fill_on = host_fill_on
         self.table.read_on = _read_on
-        self.table.copy_on = host_copy_on
+        self.table.copy_on = _copy_on
         self.table.device_attribute = any_attribute
         self.table.handle_granularity = virtual_granularity
         self.table.address_reserve = _address_reserve

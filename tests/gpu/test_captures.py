@@ -87,6 +87,10 @@ def everything(pool, stream, other):
     ptr = pool.allocate(MIB, stream=other.handle, alignment=4096)
     pool.record_stream(ptr, stream.handle)
     pool.deallocate(ptr, stream=stream)
+    grows = pool.empty(1000, stream=other)
+    for nbytes in (MIB, 2 * MIB):
+        pool.resize(grows, nbytes, stream)
+    grows.close()
     with vpool.stream(stream):
         pool.deallocate(pool.allocate(2 * MIB))
     for s in (stream, other, None, 2):
@@ -215,6 +219,45 @@ def test_every_driver_call_is_made_in_a_capture(foreign, mode):
     assert set(CALL_NAMES) - made == {"synchronize", "write"} | ({"set_device"} if devices == 1 else set())
     for each in (pool, watched):
         each.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_copy_of_a_resize_is_made_by_each_launch(pool, mode):
+    stream = Stream()
+    buffer = pool.empty(MIB, stream=stream)
+    old = buffer.ptr
+    fill(old, MIB, 9, stream)
+    with Graph(stream, mode) as graph:
+        pool.resize(buffer, 3 * MIB, stream)
+    assert buffer.ptr != old
+    eager = [(pool.empty(MIB, stream=s), s) for s in (None, stream) for _ in range(10)]
+    for other, s in eager:
+        fill(other.ptr, MIB, 50, s)
+    for value in (9, 1, 2):  # nobody else has the old block
+        if value != 9:
+            fill(old, MIB, value, stream)
+        graph.launch()
+        ok(cudart.cudaDeviceSynchronize())
+        assert content(buffer.ptr, MIB) == {value}
+    assert all(content(other.ptr, MIB) == {50} for other, _ in eager)
+    buffer.close()
+    for other, _ in eager:
+        other.close()
+    graph.destroy()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_capture_is_not_invalidated_by_a_resize_on_the_default_stream(pool, mode):
+    buffer, wall = pool.empty(MIB), pool.empty(256)
+    fill(buffer.ptr, MIB, 3, None)
+    with Graph(Stream(0), mode) as graph, pytest.raises(vpool.Error, match="while a capture goes on"):
+        pool.resize(buffer, 2 * MIB)
+    graph.destroy()
+    pool.resize(buffer, 2 * MIB)
+    ok(cudart.cudaDeviceSynchronize())
+    assert content(buffer.ptr, MIB) == {3}
+    wall.close()
+    buffer.close()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -5,6 +5,7 @@ import ctypes
 import pytest
 
 import vpool
+from tests.helpers.device import assert_follows, held
 from tests.helpers.pools import GIB, MIB, assert_whole, run_cleanly, unchanged
 from tests.helpers.traces import ALL, recorded
 from vpool.errors import SourceError
@@ -17,8 +18,6 @@ except SourceError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 cudart = pytest.importorskip("cuda.bindings.runtime")
-
-SLACK = 64 * MIB  # of the device's own figures: contexts and other processes
 
 
 def checked(answer):
@@ -72,14 +71,19 @@ def test_blocks_are_device_memory_that_keeps_what_is_written(nbytes):
 
 
 def test_close_gives_memory_back_to_the_device():
-    free_on_device()
-    before = free_on_device()
-    pool = cuda_pool()
-    buffer = pool.empty(GIB)
-    assert before - free_on_device() >= GIB
-    buffer.close()
-    pool.close()
-    assert abs(before - free_on_device()) <= SLACK
+    kept = []
+
+    def take():
+        pool = cuda_pool(initial=0)
+        kept.extend([pool.empty(GIB), pool])
+
+    def give():
+        kept.pop(0).close()
+        kept.pop().close()
+
+    before = held(vpool.sources.Cuda().driver)
+    assert_follows(free_on_device, take, give, -GIB)
+    assert held(vpool.sources.Cuda().driver) == before
 
 
 def test_the_limit_is_out_of_memory_with_figures():

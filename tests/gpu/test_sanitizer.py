@@ -50,11 +50,11 @@ def ok(result):
     assert int(status) == 0, status
     return values[0] if values else None
 
-source, what = sys.argv[1:]
+what = sys.argv[1]
 ok(runtime.cudaFree(0))
 module = ok(driver.cuModuleLoadData({KERNEL!r}.encode() + bytes(1)))
 function = ok(driver.cuModuleGetFunction(module, b"store"))
-pool = vpool.Pool(vpool.Dynamic(initial="8MiB", limit="64MiB"), source, debug="nvtx-memory")
+pool = vpool.Pool(vpool.Dynamic(initial="8MiB", limit="64MiB"), "cuda", debug="nvtx-memory")
 kept, ptr = pool.allocate(4000), pool.allocate(1000)
 address = ptr + {{"first": 0, "last": 999, "before": -1, "behind": 1000, "freed": 0, "again": 0}}[what]
 if what in ("freed", "again"):
@@ -76,14 +76,16 @@ def sanitizer():
     return found or pytest.skip("compute-sanitizer is not installed")
 
 
-@pytest.mark.parametrize("source", ["cuda", "cuda-vmm"])
 @pytest.mark.parametrize(
     ("what", "wrong"),
     [("first", 0), ("last", 0), ("again", 0), ("before", 1), ("behind", 1), ("freed", 1)],
 )
-def test_only_blocks_may_be_used(source, what, wrong):
-    command = [sanitizer(), "--error-exitcode", str(FOUND), sys.executable, "-c", PROGRAM, source, what]
+def test_only_blocks_may_be_used(what, wrong):
+    # The bindings ask for functions that no driver has: errors of calls are not what is looked for.
+    options = ["--report-api-errors", "no", "--error-exitcode", str(FOUND)]
+    command = [sanitizer(), *options, sys.executable, "-c", PROGRAM, what]
     done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=120)
     said = done.stdout + done.stderr
     assert done.returncode == (FOUND if wrong else 0), said
     assert ("Invalid __global__ write" in said) == bool(wrong), said
+    assert "nvtxMem" not in said, said  # nothing that the tool was told is refused

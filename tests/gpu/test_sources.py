@@ -8,6 +8,7 @@ import ctypes
 import pytest
 
 import vpool
+from tests.helpers.device import assert_follows
 from tests.helpers.pools import GIB, MIB
 from tests.helpers.traces import recorded
 from vpool.errors import SourceError
@@ -76,16 +77,24 @@ class TestEach:
                 pool.deallocate(ptr)
 
     def test_it_goes_back(self, name):
-        free = {}
-        for turn in range(2):  # what the first use of a source costs once does not count
-            with vpool.Pool(SMALL, source=name, device=0) as pool:
-                ptr = pool.allocate(512 * MIB)
-                checked(cudart.cudaMemset(ptr, 0, 512 * MIB))  # managed memory comes when it is touched
-                pool.deallocate(ptr)
-                assert pool.trim() >= 512 * MIB
+        kept = []
+
+        def take():
+            pool = vpool.Pool(SMALL, source=name, device=0)
+            ptr = pool.allocate(512 * MIB)
+            checked(cudart.cudaMemset(ptr, 0, 512 * MIB))  # managed memory comes when it is touched
             checked(cudart.cudaDeviceSynchronize())
-            free[turn] = checked(cudart.cudaMemGetInfo())[0]
-        assert free[1] >= free[0] - 64 * MIB
+            kept.extend([ptr, pool])
+
+        def give():
+            pool = kept.pop()
+            pool.deallocate(kept.pop())
+            assert pool.trim() >= 512 * MIB
+            pool.close()
+            checked(cudart.cudaDeviceSynchronize())
+
+        # When a driver takes memory of a device for these is its own affair; that it does not stay is not.
+        assert_follows(lambda: checked(cudart.cudaMemGetInfo())[0], take, give)
 
     def test_debug_modes(self, name):
         with vpool.Pool(SMALL, source=name, device=0, debug=("guard", "poison")) as pool:

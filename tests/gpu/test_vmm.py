@@ -6,6 +6,7 @@ import threading
 import pytest
 
 import vpool
+from tests.helpers.device import assert_follows, held
 from tests.helpers.pools import GIB, MIB
 from tests.helpers.traces import ALL, recorded
 from vpool.errors import SourceError
@@ -88,8 +89,9 @@ def test_a_thread_without_a_context():
 
 
 def test_ten_thousand_moves_leak_nothing():
-    free = vpool.sources.CudaVmm(0).memory()[0]
     rng = random.Random(1)
+    driver = vpool.sources.CudaVmm(0).driver  # one for all sources of the process
+    before = held(driver)
     with pool_on(limit="64MiB", tight=True) as pool:
         live = []
         for _ in range(20_000):
@@ -106,20 +108,29 @@ def test_ten_thousand_moves_leak_nothing():
         pool.check()
         pool.trim()
         assert pool.stats.reserved_bytes == 0
-    assert vpool.sources.CudaVmm(0).memory()[0] >= free - 64 * MIB
+    assert held(driver) == before
 
 
 def test_memory_goes_back_with_trim_and_close():
     source = vpool.sources.CudaVmm(0)
-    free = source.memory()[0]
+    before = held(source.driver)
     with vpool.Pool(vpool.Dynamic(limit="8GiB"), source=source) as pool:
-        ptr = pool.allocate(4 * GIB)
-        assert source.memory()[0] <= free - 4 * GIB + 64 * MIB
-        pool.deallocate(ptr)
+        live = [pool.allocate(4 * GIB)]
         reserved = pool.stats.reserved_bytes
         assert 4 * GIB <= reserved <= 4 * GIB + 64 * MIB  # whole handles
-        assert pool.trim() == reserved
-        assert source.memory()[0] >= free - 64 * MIB
+
+        def give():
+            pool.deallocate(live.pop())
+            assert pool.stats.reserved_bytes == reserved
+            assert pool.trim() == reserved
+
+        def take():
+            live.append(pool.allocate(4 * GIB))
+
+        assert_follows(lambda: source.memory()[0], give, take, reserved)
+        give()
+        assert held(source.driver)["handle_create"] == before["handle_create"]
+    assert held(source.driver) == before
 
 
 # On three streams what is complete, and so may be moved or released, is another thing in each run.
