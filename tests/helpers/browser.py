@@ -81,11 +81,11 @@ class Page:
         )
 
     def requests(self):
-        """Addresses that were asked for, but files and data."""
+        """Addresses that were asked for, but files, data and the browser's own pages."""
         found = []
         for entry in self.chrome.get_log("performance"):
             if '"Network.requestWillBeSent"' in entry["message"]:
                 address = entry["message"].split('"url":"')[1].split('"')[0]
-                if not address.startswith(("file:", "data:", "chrome:")):
+                if not address.startswith(("file:", "data:", "chrome:", "chrome-untrusted:")):
                     found.append(address)
         return found
