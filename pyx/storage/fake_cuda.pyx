@@ -25,6 +25,7 @@ from posix.unistd cimport close, ftruncate
 from vpool._base.lock cimport spin_lock, spin_unlock
 from vpool._base.types cimport round_up
 from vpool._storage.driver cimport (
+    CAPTURE_NONE,
     STATUS_CAPTURE_UNSUPPORTED,
     STATUS_INVALID_DEVICE,
     STATUS_INVALID_VALUE,
@@ -43,7 +44,7 @@ from vpool._storage.host_driver cimport (
 )
 from vpool._storage.shared_memory cimport shared_close, shared_export, shared_open
 from vpool._storage.simulated_driver cimport any_attribute, virtual_granularity
-from vpool._storage.simulated_streams cimport StreamedDriver, forbidden_in_capture, stream_captures, stream_use
+from vpool._storage.simulated_streams cimport StreamedDriver, forbidden_in_capture, stream_captures
 from vpool._storage.virtual_memory cimport (
     VIRTUAL_GRANULE,
     VirtualHandle,
@@ -137,10 +138,12 @@ cdef int _read_on(void* context, uint64_t stream, void* host, uint64_t address, 
 
 
 cdef int _copy_on(void* context, uint64_t stream, uint64_t to, uint64_t address, uint64_t nbytes) noexcept nogil:
-    cdef bint captured
-    cdef int status = stream_use(context, stream, &captured)
+    cdef int state
+    cdef int status = stream_captures(context, stream, &state)
     # What is captured is done when its graph is launched, which none is here.
-    return status if status != STATUS_OK or captured else host_copy_on(context, stream, to, address, nbytes)
+    if status != STATUS_OK or state != CAPTURE_NONE:
+        return status
+    return host_copy_on(context, stream, to, address, nbytes)
 
 
 cdef int _device_count(void* context, int* count) noexcept nogil:

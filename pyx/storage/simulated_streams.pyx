@@ -349,24 +349,6 @@ cdef int stream_captures(void* context, uint64_t stream, int* state) noexcept no
     return _capture_info(context, stream, state, &id, &graph)
 
 
-cdef int stream_use(void* context, uint64_t stream, bint* captured) noexcept nogil:
-    """Whether what is queued on a stream now becomes part of a graph; an error where no stream takes it."""
-    cdef Streams* streams = <Streams*> context
-    cdef int found
-    cdef int status = STATUS_OK
-    captured[0] = False
-    spin_lock(&streams.lock)
-    found = _find(streams, stream)
-    if found < 0:
-        status = STATUS_INVALID_HANDLE
-    elif _spoil_others(streams, stream):
-        status = STATUS_CAPTURE_IMPLICIT
-    else:
-        captured[0] = streams.streams[found].graph != NULL
-    spin_unlock(&streams.lock)
-    return status
-
-
 cdef int _capture_mode(void* context, int* mode) noexcept nogil:
     return exchange_mode(mode)
 

@@ -50,4 +50,3 @@ cdef class StreamedDriver(Driver):
 
 cdef bint forbidden_in_capture(void* context) noexcept nogil
 cdef int stream_captures(void* context, uint64_t stream, int* state) noexcept nogil
-cdef int stream_use(void* context, uint64_t stream, bint* captured) noexcept nogil
