@@ -1,5 +1,6 @@
 """Snapshots of pools: kept, compared, and asked about an address."""
 
+import contextlib
 import json
 
 import numpy as np
@@ -252,7 +253,16 @@ class TestExplain:
         found = vpool.explain(address)
         assert (found.state, found.pool, found.before) == ("foreign", None, None)
         assert "no pool of this process has it" in str(found)
-        assert "'under test'" in str(found)
+        assert "under test" in found.searched
+        assert repr(found.searched[0]) in str(found)
+
+    def test_foreign_among_many_pools(self):
+        with contextlib.ExitStack() as stack:
+            for number in range(20):
+                stack.enter_context(simulated_pool(name=f"one of many {number}"))
+            found = vpool.explain(12345)
+        assert len(found.searched) >= 20
+        assert str(found).endswith(f" and {len(found.searched) - 8} more)")
 
     @pytest.mark.parametrize(
         ("what", "error"),

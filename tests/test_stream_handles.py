@@ -1,8 +1,10 @@
 """A handle is touched only while its stream surely exists: CUDA's driver crashes on a destroyed one."""
 
 import gc
+import sys
 import threading
 import time
+import types
 import weakref
 
 import pytest
@@ -11,6 +13,7 @@ import vpool
 from vpool._interface.streams import _references
 from vpool._storage.fake_cuda import FakeCudaDriver
 from vpool._storage.simulated_driver import SimulatedDriver
+from vpool.streams import stream_handle
 
 MIB = 1 << 20
 CAPACITY = 64 * MIB
@@ -298,3 +301,23 @@ def test_a_default_stream_may_be_entered_again_inside_itself():
         with block, vpool.stream(0x20), block:
             assert default_now(pool) == 0x10
         assert default_now(pool) == 0
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_the_current_stream_where_cupy_is_imported(works, monkeypatch):
+    """Also on a machine without a device, where CuPy has none."""
+
+    class CUDARuntimeError(RuntimeError):
+        pass
+
+    def get_current_stream():
+        if not works:
+            raise CUDARuntimeError("cudaErrorInsufficientDriver")
+        return types.SimpleNamespace(ptr=0x7F0)
+
+    cuda = types.SimpleNamespace(
+        get_current_stream=get_current_stream, runtime=types.SimpleNamespace(CUDARuntimeError=CUDARuntimeError)
+    )
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert stream_handle("current") == (0x7F0 if works else 0)

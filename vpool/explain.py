@@ -75,6 +75,8 @@ class Explanation:
     def __str__(self):
         if self.state == "foreign":
             pools = ", ".join(repr(name) for name in self.searched[:8]) or "none"
+            if len(self.searched) > 8:
+                pools += f" and {len(self.searched) - 8} more"
             return f"{self.ptr:#x} is foreign: no pool of this process has it (pools: {pools})"
         lines = [f"{self.ptr:#x} is in pool {self.pool!r}: {self._what()}"]
         if self.segment:

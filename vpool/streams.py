@@ -90,5 +90,8 @@ def _current():
         return torch.cuda.current_stream().cuda_stream
     cupy = sys.modules.get("cupy")
     if cupy is not None:
-        return cupy.cuda.get_current_stream().ptr
+        try:
+            return cupy.cuda.get_current_stream().ptr
+        except cupy.cuda.runtime.CUDARuntimeError:
+            return 0  # imported, and without a device that it could use
     return 0

@@ -6,6 +6,6 @@ Under NVIDIA's memory checker, whose own findings alone count:
         python -m pytest -m "gpu and not torch" -k "not destroyed_handle and not come_and_go" tests/gpu
 
 What is left out, `test_what_cuda_says_of_a_destroyed_handle`, makes CUDA's driver touch the handle of a destroyed
-stream, which ends the process; and `test_streams_that_come_and_go_do_not_use_up_the_slots`, since under the checker CUDA
-does not give the handles of destroyed streams again.
+stream, which ends the process; and `test_streams_that_come_and_go_do_not_use_up_the_slots`, since under the checker
+CUDA does not give the handles of destroyed streams again.
 """
