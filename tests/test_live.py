@@ -72,11 +72,14 @@ class TestMetrics:
     @pytest.mark.parametrize("name", ODD_NAMES)
     def test_names_of_any_characters(self, name):
         parser = pytest.importorskip("prometheus_client.openmetrics.parser")
-        with simulated_pool(name=name):
+
+        def named():
             families = parser.text_string_to_metric_families(vpool.metrics.text().encode().decode())
-            samples = [sample for family in families for sample in family.samples]
-        # Beside it there may be the default pool, or others that tests before this one left to the collector.
-        assert name.encode(errors="backslashreplace").decode() in {sample.labels["pool"] for sample in samples}
+            return {sample.labels["pool"] for family in families for sample in family.samples}
+
+        before = named()  # the default pool, or others that tests before this one left to the collector
+        with simulated_pool(name=name):
+            assert named() - before == {name.encode(errors="backslashreplace").decode()}
 
     def test_pools_of_one_name_count_together(self):
         with simulated_pool(name="twin") as one, simulated_pool(name="twin") as other:
