@@ -10,6 +10,7 @@ import weakref
 import pytest
 
 import vpool
+from tests.helpers.owned_stream import Stream
 from vpool._interface.streams import _references
 from vpool._storage.fake_cuda import FakeCudaDriver
 from vpool._storage.simulated_driver import SimulatedDriver
@@ -17,17 +18,6 @@ from vpool.streams import stream_handle
 
 MIB = 1 << 20
 CAPACITY = 64 * MIB
-
-
-class Stream:
-    """A stream object as a framework has it: the stream lives as long as this does."""
-
-    def __init__(self, driver):
-        self.driver = driver
-        self.handle = driver.create_stream()
-
-    def __del__(self):
-        self.driver.destroy_stream(self.handle)
 
 
 @pytest.fixture

@@ -11,23 +11,13 @@ import weakref
 import pytest
 
 import vpool
+from tests.helpers.owned_stream import Stream
 from tests.helpers.pools import run_cleanly
 from vpool._interface import streams
 from vpool._storage.simulated_driver import SimulatedDriver
 
 MIB = 1 << 20
 CAPACITY = 64 * MIB
-
-
-class Stream:
-    """As a framework has it: the stream lives as long as this does."""
-
-    def __init__(self, driver):
-        self.driver = driver
-        self.handle = driver.create_stream()
-
-    def __del__(self):
-        self.driver.destroy_stream(self.handle)
 
 
 def make_pool():
