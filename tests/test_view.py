@@ -96,9 +96,22 @@ def test_figures_are_those_of_the_report_at_any_moment(opened, recording):
     page = opened(trace)
     assert page.text("#moment-title") == f"After event {trace.peak_event:,}"
     expect_report(page, moment(trace, trace.peak_event).report)
-    for event in np.linspace(0, len(trace) - 1, 25).astype(int).tolist():
-        page.choose(event)
-        expect_report(page, moment(trace, event).report)
+    # What came from the source for an event, or went, is not there after the one before it.
+    changed = np.concatenate([trace.details.segments.event - 1, trace.details.segments.event])
+    assert len(np.unique(changed)) > 10
+    for event in np.unique(np.concatenate([np.linspace(0, len(trace) - 1, 15).astype(int), changed])).tolist():
+        if 0 <= event < len(trace):
+            page.choose(event)
+            expect_report(page, moment(trace, event).report)
+
+
+def test_the_curve_of_fragmentation_is_of_the_same_moments(opened, recording):
+    trace, _ = recording
+    page = opened(trace)
+    columns = "const {sampleEvent, sampleLargest} = window.vpoolPage.model.columns;"
+    events, largest = page.run(f"{columns} return [[...sampleEvent], [...sampleLargest]]")
+    assert len(events) == len(trace)
+    assert largest == [moment(trace, event).report.largest_free_bytes for event in events]
 
 
 def test_sites_are_those_of_the_blocks(opened, recording):

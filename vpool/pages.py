@@ -240,7 +240,7 @@ def _largest_free(births, deaths, offsets, sizes, moved, moved_offsets, clock, u
     changes = list(zip(moved.event.tolist(), moved_offsets.tolist(), (moved.nbytes // unit).tolist(), strict=True))
     largest, done = [], 0
     for event in at.tolist():
-        while done < len(changes) and changes[done][0] <= event + 1:
+        while done < len(changes) and changes[done][0] <= event:
             _, offset, size = changes[done]
             if size > 0:
                 there[offset] = size

@@ -192,9 +192,9 @@ class TraceModel extends Model {
     this.spans = [];
     const there = new Map();
     for (let i = 0; i < segmentEvent.length; i++) {
-      // What came before an event was there after the one before it.
-      const at = Math.max(0, segmentEvent[i] - 1);
-      if (this.events) this.reserved[Math.min(at, this.events - 1)] += (segmentLeft[i] ? -1 : 1) * segmentSize[i] * this.unit;
+      // What came before an event is there after it, and not after the one before; what came behind the last, never.
+      const at = segmentEvent[i];
+      if (at < this.events) this.reserved[at] += (segmentLeft[i] ? -1 : 1) * segmentSize[i] * this.unit;
       if (segmentLeft[i]) {
         const span = there.get(segmentOffset[i]);
         if (span) span.death = at;
