@@ -240,6 +240,50 @@ class TestLimits:
             pool.allocate(MIB)
         assert kept == []
 
+    def test_callbacks_are_asked_in_their_order_until_the_request_fits(self, pool):
+        asked, kept = [], []
+
+        def frees(needed):
+            asked.append("frees")
+            kept.clear()
+            pool.on_pressure(lambda needed: asked.append("late"), priority=9)
+
+        pool.limit("ordered", 4000)
+        with vpool.tag("ordered"):
+            kept.append(pool.empty(3000))
+            pool.on_pressure(lambda needed: asked.append("last"), priority=-1)
+            pool.on_pressure(frees)
+            pool.on_pressure(lambda needed: asked.append("first"), priority=1)
+            kept.append(pool.empty(3000))
+        assert asked == ["first", "frees"]
+
+    @pytest.mark.parametrize("nbytes", [1000, 4000])
+    def test_a_callback_that_closes_the_pool(self, nbytes):
+        with simulated_pool() as pool:
+            kept = []
+            pool.limit("closed", 2000)
+            with vpool.tag("closed"):
+                kept.append(pool.empty(1500))
+                pool.on_pressure(lambda needed: (kept.clear(), pool.close()))
+                with pytest.raises(vpool.ClosedPoolError):
+                    pool.allocate(nbytes)
+            assert pool.stats.reserved_bytes == 0
+
+    def test_what_waits_in_quarantine_makes_room(self):
+        with vpool.Pool(source="host", debug="quarantine") as pool:
+            pool.limit("waiting", 4000)
+            with vpool.tag("waiting"):
+                for _ in range(3):
+                    pool.deallocate(pool.allocate(3000))
+
+    def test_a_recording_tells_of_it(self, pool):
+        pool.limit("recorded", 1000)
+        with pool.record() as recording, vpool.tag("recorded"):
+            pool.allocate(600)
+            with pytest.raises(vpool.OutOfMemoryError):
+                pool.allocate(700)
+        assert recording.failures.tolist() == [[1, 700]]
+
     def test_a_request_that_fails_for_another_reason(self):
         """It leaves nothing counted."""
         with simulated_pool(16 * MIB, initial=MIB) as pool:

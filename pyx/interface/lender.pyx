@@ -18,7 +18,14 @@ from vpool._management.areas cimport is_common, request_init
 from vpool._management.hit cimport hit_any
 from vpool._management.idle cimport idle_wanted
 from vpool._management.journal cimport journal_tags_in_use
-from vpool._management.noted cimport noted_begin, noted_end, noted_switch, noted_try_free, noted_try_lend
+from vpool._management.noted cimport (
+    noted_begin,
+    noted_end,
+    noted_failure,
+    noted_switch,
+    noted_try_free,
+    noted_try_lend,
+)
 from vpool._management.order cimport order_waited
 from vpool._management.state cimport (
     STATE_ADAPTIVE,
@@ -199,10 +206,11 @@ cdef class Lender:
         with nogil:
             fits = noted_begin(self.areas, request)
         if not fits:
-            cause = self.pressure.make_room(request)
-            with nogil:
-                fits = noted_begin(self.areas, request)
+            cause = self.pressure.ask_python(request, self.name, &fits)
         if not fits:
+            self.must_be_open()
+            with nogil:
+                noted_failure(self.areas, request)
             self.core.count_failure(STATUS_OK)
             raise over_limit(self.areas, self.name, request) from cause
         return 0

@@ -9,6 +9,7 @@ from vpool._base.lock cimport atomic_add, atomic_read
 from vpool._interface.diagnosis cimport failure, forked
 from vpool._management.areas cimport Areas
 from vpool._management.core cimport core_deallocate, request_broken
+from vpool._management.noted cimport noted_begin
 from vpool._management.state cimport (
     RUNG_CALL,
     RUNG_COLLECT,
@@ -54,7 +55,7 @@ cdef class Pressure:
             self.areas.climb(request, RUNG_SEARCH, RUNG_TRIM)
         futile = request.tried == 0
         if request.block_id == 0 and not futile and not request_broken(request):
-            cause = self.ask_python(request, name)
+            cause = self.ask_python(request, name, NULL)
             if request.block_id == 0 and self.areas.state.word & STATE_CLOSED:
                 raise ClosedPoolError(f"pool {name!r} was closed meanwhile") from cause
         if request.block_id == 0 and not futile and self.areas.core.may_wait and not request_broken(request):
@@ -94,13 +95,14 @@ cdef class Pressure:
                 format_bytes(request.grown),
             )
 
-    cdef ask_python(self, Request* request, str name):
+    cdef ask_python(self, Request* request, str name, bint* fits):
         """Pressure callbacks, then a garbage collection; a callback's exception, if one raised.
 
-        A request that fails inside a callback asks no callback again, so this is bounded.
+        For memory if `fits` is NULL, else for room within the limit of the request's tag.  A request that fails inside
+        a callback asks no callback again, so this is bounded.
         """
         raised = None
-        if self.quarantine is not None and self.retry(request, RUNG_CALL, name):
+        if self.quarantine is not None and self.retry(request, RUNG_CALL, name, fits):
             return None
         if getattr(self.pressed, "now", False):
             return None
@@ -112,37 +114,24 @@ cdef class Pressure:
                     callback(request.requested)
                 except Exception as error:
                     raised = error
-                if self.retry(request, RUNG_CALL, name):
+                if self.retry(request, RUNG_CALL, name, fits):
                     return None
             gc.collect()
-            self.retry(request, RUNG_COLLECT, name)
+            self.retry(request, RUNG_COLLECT, name, fits)
         finally:
             self.pressed.now = False
         return raised
 
-    cdef make_room(self, Request* request):
-        """Have callbacks and a collection free what a tag has; a callback's exception, if one raised."""
-        raised = None
-        if getattr(self.pressed, "now", False):
-            return None
-        self.pressed.now = True
-        try:
-            for _, _, callback in self.callbacks:
-                try:
-                    callback(request.requested)
-                except Exception as error:
-                    raised = error
-            gc.collect()
-        finally:
-            self.pressed.now = False
-        return raised
-
-    cdef bint retry(self, Request* request, int rung, str name) except -1:
-        """Count a rung that Python has tried, and climb the ones before it again."""
+    cdef bint retry(self, Request* request, int rung, str name, bint* fits) except -1:
+        """Count a rung that Python has tried, and climb the ones before it again; or see whether the tag has room."""
         if self.areas.state.word & STATE_FORKED:  # by what was called
             raise forked(name)
         if self.quarantine is not None:           # which what was called may have freed into
             self.quarantine()
+        if fits != NULL:
+            with nogil:
+                fits[0] = self.areas.state.word & STATE_CLOSED == 0 and noted_begin(self.areas, request)
+            return fits[0]
         with nogil:
             atomic_add(self.areas.state.rung_tries[rung], 1)
             request.tried |= <unsigned int> 1 << rung

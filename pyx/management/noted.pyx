@@ -158,8 +158,13 @@ cdef void noted_end(Areas areas, Request* request) noexcept nogil:
         spin_lock(&areas.journal.lock)
         journal_discharge(&areas.journal, request.tag, request.requested)
         spin_unlock(&areas.journal.lock)
-        journal_note(&areas.journal, EVENT_FAILURE, 0, request.nbytes, request.requested, request.arena.slot,
-                     request.tag, request.site)
+        noted_failure(areas, request)
+
+
+cdef void noted_failure(Areas areas, Request* request) noexcept nogil:
+    """Note that a request failed."""
+    journal_note(&areas.journal, EVENT_FAILURE, 0, request.nbytes, request.requested, request.arena.slot, request.tag,
+                 request.site)
 
 
 cdef bint noted_free(Areas areas, uint64_t address, uint16_t hint, int freer) noexcept nogil:

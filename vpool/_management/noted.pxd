@@ -13,4 +13,5 @@ cdef bint noted_try_free(Areas areas, Arena* arena, uint64_t address) noexcept n
 cdef BlockId noted_lend(Areas areas, Arena* arena, uint64_t requested, uint64_t* address) noexcept nogil
 cdef bint noted_begin(Areas areas, Request* request) noexcept nogil
 cdef void noted_end(Areas areas, Request* request) noexcept nogil
+cdef void noted_failure(Areas areas, Request* request) noexcept nogil
 cdef bint noted_free(Areas areas, uint64_t address, uint16_t hint, int freer) noexcept nogil
