@@ -216,6 +216,12 @@ class TestPprof:
         assert sum(values["inuse_space"] for _, _, values in rows) == trace.peak_live_bytes
         assert sum(values["alloc_objects"] for _, _, values in rows) == trace.allocations
 
+    def test_a_clock_that_goes_back(self, tmp_path):
+        whole = made(*SMALL)
+        columns = {name: getattr(whole, name) for name in ("op", "id", "bytes", "stream")}
+        profile = self.profile(vpool.Trace(**columns, t_us=whole.t_us[::-1] * 1000), tmp_path / "heap.pb.gz")
+        assert profile.duration_nanos == (whole.t_us[-1] - whole.t_us[0]) * 1_000_000
+
     def test_it_is_not_read(self, tmp_path, capsys):
         made(*SMALL).save(tmp_path / "heap.pb.gz", "pprof")
         assert main(["convert", str(tmp_path / "heap.pb.gz"), str(tmp_path / "x.csv")]) == 1

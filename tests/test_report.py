@@ -3,12 +3,13 @@
 import html
 import json
 import sys
+import time
 
 import numpy as np
 import pytest
 
 import vpool
-from tests.helpers.pools import GIB, GRANULE, KIB, MIB, ODD_NAMES, host_pool, simulated_pool
+from tests.helpers.pools import GIB, GRANULE, KIB, MIB, ODD_NAMES, WIDE_NAMES, columns, host_pool, simulated_pool
 from vpool.report import BLOCK_DTYPE
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -220,6 +221,21 @@ class TestLargestAllocatable:
             assert pool.allocate(SEGMENT - MIB, stream=7)
             assert pool.inspect().largest_allocatable() == pool.inspect().largest_allocatable(7) == 0
 
+    def test_of_many_segments(self):
+        """It costs no more than a few reports, and so does `explain`, however many segments there are."""
+        with simulated_pool(initial=0, growth=2 * MIB, limit=64 * GIB) as pool:
+            for _ in range(5000):
+                pool.allocate(MIB + 1)
+            begun = time.perf_counter()
+            report = pool.inspect()
+            pool.snapshot()
+            reported = time.perf_counter()
+            report.largest_allocatable()
+            found = vpool.explain(int(report.segment_table["address"][-1]))
+            seconds = time.perf_counter() - reported
+        assert (found.pool, report.segments) == (pool.name, 5000)
+        assert seconds < 10 * (reported - begun)
+
     def test_of_a_full_pool(self):
         with simulated_pool(MIB, initial=MIB) as pool:
             pool.allocate(MIB)
@@ -304,6 +320,16 @@ class TestForms:
         for text in shown:
             assert str(text).replace("\n", "").isprintable()
         assert len(str(report).splitlines()) == str(report).count("\n") + 1
+
+    @pytest.mark.parametrize("name", WIDE_NAMES)
+    def test_wide_names_fit_a_terminal(self, name):
+        with simulated_pool(name=name, growth=2 * MIB) as pool:
+            pool.limit(name, 5000)
+            with vpool.tag(name), pool.record(sites=True):
+                pool.allocate(5000)
+            text = str(pool.inspect())
+            assert "its limit of" in text
+        assert columns(text) <= WIDEST_LINE
 
     def test_one_is_no_plural(self):
         with simulated_pool() as pool:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import vpool
-from tests.helpers.pools import KIB, unchanged
+from tests.helpers.pools import KIB, MIB, WIDE_NAMES, columns, simulated_pool, unchanged
 from tests.helpers.traces import ALL, recorded
 from vpool._interface.replay import Replayer
 from vpool.trace import ALLOCATE
@@ -106,3 +106,24 @@ class TestTraces:
             take(pool, remedy)
             assert pool.allocate(int(trace.bytes[event]), stream)
             pool.check()
+
+
+@pytest.mark.parametrize("name", WIDE_NAMES)
+def test_wide_names_fit(name):
+    """Of a tag and of a file, in both kinds of errors."""
+    with simulated_pool(4 * MIB, name=name) as pool, pool.record(sites=True):
+        pool.limit(name, 5000)
+        code = compile("kept.append(pool.empty(2000))", name.replace("\0", "\n"), "exec")
+        kept = []
+        with vpool.tag(name):
+            exec(code, {"pool": pool, "kept": kept})
+            for nbytes in (4000, 5 * MIB):
+                with pytest.raises(vpool.OutOfMemoryError) as caught:
+                    pool.allocate(nbytes)
+                first, *lines = str(caught.value).splitlines()
+                assert len(lines) < MOST_LINES
+                assert columns("\n".join(lines)) <= WIDEST_LINE
+                assert first.isprintable()
+        assert all(line.isprintable() for line in str(vpool.explain(kept[0])).splitlines())
+        assert len(str(vpool.explain(kept[0])).splitlines()) == 7
+        assert len(str(pool.leaks()).splitlines()) == 2

@@ -222,6 +222,10 @@ def test_names_in_a_file_are_text(opened, recording):
     assert "<b>run</b>" in opened(snapshot, "{{data}}").text("#about")
 
 
+def test_a_name_that_utf_8_cannot_write(opened, recording):
+    assert opened(recording[0], "run\udcff.npz").text("#title") == r"run\udcff.npz"
+
+
 class TestUse:
     """What a person does with the page."""
 

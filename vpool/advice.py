@@ -1,10 +1,12 @@
 """What a user can do about a report: sentences, each with the figure that it rests on."""
 
 from vpool.sizes import format_bytes, plural
+from vpool.tables import shortened
 
 __all__ = ["advice"]
 
 _MANY_SOURCE_CALLS = 32
+_NAMES = 60  # columns
 _FEW_BLOCKS = 8  # that pin a segment
 
 
@@ -36,7 +38,7 @@ def _of_limits(report):
     for row in report.tags:
         if row["limit_bytes"] is not None and row["requested_bytes"] >= row["limit_bytes"] * 0.95:
             yield (
-                f"Tag {row['tag']!r} has {format_bytes(row['requested_bytes'])} of its limit of "
+                f"Tag {shortened(repr(row['tag']), _NAMES)} has {format_bytes(row['requested_bytes'])} of its limit of "
                 f"{format_bytes(row['limit_bytes'])}: the next request for it may fail."
             )
 

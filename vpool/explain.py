@@ -7,6 +7,7 @@ import numpy as np
 
 from vpool._interface.lender import pools_and_closed
 from vpool.sizes import format_bytes
+from vpool.tables import printable
 
 __all__ = ["Explanation", "Neighbour", "explain"]
 
@@ -23,7 +24,7 @@ class Neighbour:
 
     def __str__(self):
         tag = "" if self.tag is None else f", tag {self.tag!r}"
-        site = "" if self.site is None else f", from {self.site}"
+        site = "" if self.site is None else f", from {printable(self.site)}"
         return f"{self.state}, {format_bytes(self.nbytes)} at {self.address:#x}{tag}{site}"
 
 
@@ -84,7 +85,7 @@ class Explanation:
         if self.state == "live":
             lines.append(f"  tag      {'none' if self.tag is None else repr(self.tag)}")
             unknown = 'not known; pool.record(sites=True) or debug="sites" tell'
-            lines.append(f"  site     {self.site or unknown}")
+            lines.append(f"  site     {unknown if self.site is None else printable(self.site)}")
             age = unknown if self.age_seconds is None else f"{self.age_seconds:.3f} s"
             lines.append(f"  age      {age}")
         lines.append(f"  before   {'nothing: the segment begins' if self.before is None else self.before}")
@@ -138,10 +139,9 @@ def explain(ptr):
     pools = [pool for pool in pools_and_closed() if not pool.forked]
     for pool in pools:
         snapshot = pool.snapshot()
-        for number, segment in enumerate(snapshot.segments):
-            last = _end(snapshot, number)  # of addresses, of which not all need to have memory
-            if int(segment["address"]) <= address < max(last, int(segment["address"]) + int(segment["nbytes"])):
-                return _explained(pool.name, snapshot, number, address)
+        inside = (snapshot.segments["address"] <= np.uint64(address)) & (np.uint64(address) < _ends(snapshot))
+        for number in np.flatnonzero(inside)[:1].tolist():
+            return _explained(pool.name, snapshot, number, address)
     return Explanation(address, searched=tuple(pool.name for pool in pools))
 
 
@@ -172,10 +172,12 @@ def _explained(name, snapshot, number, address):
     )
 
 
-def _end(snapshot, number):
-    """Where the last block of a segment ends that is somebody's, or has memory."""
-    mine = snapshot.blocks[(snapshot.blocks["segment"] == number) & (snapshot.blocks["state"] != "unmapped")]
-    return int((mine["address"] + mine["nbytes"]).max(initial=0))
+def _ends(snapshot):
+    """Where each segment ends, or the last of its blocks that is somebody's or has memory: not all addresses need to."""
+    ends = snapshot.segments["address"] + snapshot.segments["nbytes"]
+    blocks = snapshot.blocks[snapshot.blocks["state"] != "unmapped"]
+    np.maximum.at(ends, blocks["segment"], blocks["address"] + blocks["nbytes"])
+    return ends
 
 
 def _neighbour(snapshot, block):

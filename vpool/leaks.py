@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from vpool.sizes import format_bytes, plural
+from vpool.tables import printable
 
 __all__ = ["UNKNOWN_SITE", "LeakGroup", "Leaks"]
 
@@ -68,7 +69,7 @@ class Leaks:
             more = ", ..." if len(group.streams) > 4 else ""
             lines.append(
                 f"{format_bytes(group.requested_bytes):>11} in {plural(group.blocks, 'block')}{age}, "
-                f"stream {streams}{more}: {group.site}"
+                f"stream {streams}{more}: {printable(group.site)}"
             )
         return "\n".join(lines)
 

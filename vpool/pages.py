@@ -262,6 +262,8 @@ def _merged(first, second):
 
 
 def _page(title, header, packed):
+    # The name of a file may hold what UTF-8 cannot.
+    title = title.encode(errors="backslashreplace").decode()
     header = {**header, "title": title, "version": __version__}
     folder = files("vpool.data") / "view"
     parts = {

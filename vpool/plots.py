@@ -4,13 +4,14 @@ import numpy as np
 
 from vpool.errors import Error
 from vpool.sizes import format_bytes, plural
-from vpool.tables import printable
+from vpool.tables import shortened
 
 __all__ = ["draw"]
 
 _COLOURS = {"live": "#4c78a8", "pending": "#f58518", "free": "#e0e0e0", "unmapped": "#ffffff"}
 _MOST_SEGMENTS = 40
 _MOST_POINTS = 4000
+_NAMES = 60  # columns
 
 
 def draw(report, trace=None):
@@ -26,7 +27,7 @@ def draw(report, trace=None):
     if trace is not None:
         _timeline(axes[2], trace)
     figure.suptitle(
-        f"{printable(report.name)}: {format_bytes(report.allocated_bytes)} live of "
+        f"{shortened(report.name, _NAMES)}: {format_bytes(report.allocated_bytes)} live of "
         f"{format_bytes(report.reserved_bytes)} reserved",
         parse_math=False,
     )

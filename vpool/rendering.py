@@ -1,10 +1,9 @@
 """A report as text of at most 100 columns, and as HTML."""
 
 import html
-import textwrap
 
 from vpool.sizes import format_bytes, plural
-from vpool.tables import printable, shortened
+from vpool.tables import columns, padded, printable, shortened, wrapped
 
 __all__ = ["as_html", "as_text"]
 
@@ -26,7 +25,7 @@ def as_text(report):
     if sentences:
         lines.append("")
     for sentence in sentences:
-        lines += textwrap.wrap(sentence, _WIDTH, initial_indent="* ", subsequent_indent="  ")
+        lines += wrapped(sentence, _WIDTH)
     return "\n".join(lines)
 
 
@@ -47,7 +46,7 @@ def as_html(report):
 
 def _title(report):
     limit = "no limit" if report.limit_bytes >= 2**62 else f"limit {format_bytes(report.limit_bytes)}"
-    return f"pool {shortened(report.name, 40)!r} on source {report.source!r}, device {report.device}, {limit}"
+    return f"pool {shortened(repr(report.name), 42)} on source {report.source!r}, device {report.device}, {limit}"
 
 
 def _figures(report):
@@ -170,11 +169,12 @@ def _first(rows, weight, cells):
 def _aligned(header, rows):
     """Lines of a table: the first column ends where the names of figures do, and words stand to the left."""
     cells = [[printable(str(cell)) for cell in row] for row in (header, *rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    widths = [max(columns(row[column]) for row in cells) for column in range(len(header))]
     widths[0] = max(14, widths[0])
-    for row in cells:
-        last = row[-1] if header[-1] == "why" else row[-1].rjust(widths[-1])
-        yield "  ".join([*(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False)), last]).rstrip()
+    words_last = header[-1] == "why"
+    for *others, last in cells:
+        front = [padded(cell, width, right=True) for cell, width in zip(others, widths, strict=False)]
+        yield "  ".join([*front, padded(last, widths[-1], right=not words_last)]).rstrip()
 
 
 def _html_table(header, rows):

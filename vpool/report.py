@@ -265,17 +265,13 @@ class Report:
         source once idle segments went back.  Other users of the device can change that at any moment.
         """
         stream_handle(stream)
-        longest = idle = 0
-        first = in_core = 0
-        if self.core is not None:
-            first, in_core = 1, self._largest_in_core()
-        for number, segment in enumerate(self.segment_table[first:], first):
-            mine = self.blocks[self.blocks["segment"] == number]
-            unmapped = np.isin(mine["state"], ("unmapped", "suspended"))
-            runs = _runs_without((mine["state"] == "live") | unmapped, mine["nbytes"])
-            longest = max(longest, *runs, 0)
-            if len(mine) and not unmapped.any() and not (mine["state"] == "live").any():
-                idle += int(segment["nbytes"])
+        first, in_core = (0, 0) if self.core is None else (1, self._largest_in_core())
+        blocks = self.blocks[self.blocks["segment"] >= first]
+        taken = np.isin(blocks["state"], ("live", "unmapped", "suspended"))
+        longest = _longest_run(blocks, taken)
+        # Segments that have blocks, none of them somebody's.
+        full, used = (np.bincount(part["segment"], minlength=self.segments) for part in (blocks, blocks[taken]))
+        idle = int(self.segment_table["nbytes"][(full > 0) & (used == 0)].sum(dtype=np.uint64))
         idle += self.movable_bytes or 0
         room = self.limit_bytes - self.reserved_bytes + idle
         if self._figures["device_free_bytes"] is not None:
@@ -293,7 +289,7 @@ class Report:
         if self.core["block_sizes"]:
             longest = int(mine["nbytes"][~live].max(initial=0))
         else:
-            longest = max(_runs_without(live, mine["nbytes"]))
+            longest = _longest_run(mine, live)
         longest = min(longest, self.core["largest"])
         return longest if longest >= self.core["smallest"] else 0
 
@@ -395,12 +391,13 @@ def _total(blocks):
     return int(blocks["nbytes"].sum(dtype=np.uint64))
 
 
-def _runs_without(live, nbytes):
-    """Bytes of each run of neighbours that are not live."""
-    runs = [0]
-    for is_live, size in zip(live.tolist(), nbytes.tolist(), strict=True):
-        if is_live:
-            runs.append(0)
-        else:
-            runs[-1] += size
-    return runs
+def _longest_run(blocks, taken):
+    """Bytes of the longest run of neighbours in one segment of which none is taken."""
+    if not len(blocks):
+        return 0
+    order = np.argsort(blocks["segment"], kind="stable")
+    begins = taken[order]
+    begins |= np.diff(blocks["segment"][order], prepend=blocks["segment"][order[0]]) != 0
+    begins[0] = True
+    nbytes = np.where(taken, 0, blocks["nbytes"])[order]
+    return int(np.add.reduceat(nbytes, np.flatnonzero(begins)).max())

@@ -1,7 +1,6 @@
 """Why a request failed: who holds memory, and the steps that would help, each computed from the blocks."""
 
 import functools
-import textwrap
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +8,7 @@ import numpy as np
 from vpool.compaction import FREE, areas_of
 from vpool.separators import separators_of
 from vpool.sizes import MAX_SIZE, format_bytes, plural
+from vpool.tables import cut, shortened, wrapped
 
 __all__ = ["Holder", "Remedy", "Shortage"]
 
@@ -17,6 +17,7 @@ _MOST_HOLDERS = 5  # of a kind
 _MOST_ADDRESSES = 4  # that a text names
 _MOST_SEPARATORS = 3  # that a text names
 _WIDTH = 96
+_NAMES = 60  # columns
 _BOUNDLESS = 1 << 60  # bytes of a device that only simulates
 
 
@@ -134,9 +135,10 @@ class Shortage:
 
     def _of_tag(self, tag):
         limit = tag["requested_bytes"] + self.requested
+        name = shortened(repr(tag["tag"]), _NAMES)
         yield Remedy(
             "raise_tag_limit",
-            f"raise the tag's limit to {limit:,} bytes ({format_bytes(limit)}): pool.limit({tag['tag']!r}, {limit})",
+            f"raise the tag's limit to {limit:,} bytes ({format_bytes(limit)}): pool.limit({name}, {limit})",
             limit,
         )
         number = next(number for number, row in self._report.tag_rows() if row["tag"] == tag["tag"])
@@ -145,7 +147,7 @@ class Shortage:
         over = limit - tag["limit_bytes"]
         count = int(np.searchsorted(np.cumsum(mine["requested"][order].astype(np.int64)), over)) + 1
         if count <= len(mine):
-            yield _freeing(mine[order[:count]], f"of tag {tag['tag']!r}")
+            yield _freeing(mine[order[:count]], f"of tag {name}")
 
     def _remedies(self):
         report = self._report
@@ -239,14 +241,14 @@ class Shortage:
         report = self._report
         lines = [f"Largest holders of {format_bytes(report.allocated_bytes)} in {report.live_blocks:,} live blocks:"]
         for holder in self.holders:
-            lines.append(f"  {format_bytes(holder.live_bytes):>9} in {holder.blocks:,} x {_name(holder)}"[:_WIDTH])
+            lines.append(cut(f"  {format_bytes(holder.live_bytes):>9} in {holder.blocks:,} x {_name(holder)}", _WIDTH))
         if not self.holders:
             lines = ["Nothing is live in this pool."]
         lines += self._separator_lines()
         if self.remedies:
             lines.append("What would help:" if len(self.remedies) == 1 else "What would help, any of these:")
             for remedy in self.remedies:
-                lines += textwrap.wrap(remedy.text, _WIDTH, initial_indent="* ", subsequent_indent="  ")
+                lines += wrapped(remedy.text, _WIDTH)
         return "\n".join(lines)
 
     def _separator_lines(self):
@@ -265,7 +267,8 @@ class Shortage:
         for row in separators:
             if row.kind == kind:
                 beside = f"{format_bytes(row.beside_bytes)} free beside"
-                lines.append(f"  {format_bytes(row.live_bytes):>9} in {row.blocks:,} x {_name(row)}, {beside}"[:_WIDTH])
+                line = f"  {format_bytes(row.live_bytes):>9} in {row.blocks:,} x {_name(row)}, {beside}"
+                lines.append(cut(line, _WIDTH))
         return lines
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import unicodedata
 from contextlib import contextmanager
 
 import numpy as np
@@ -23,6 +24,17 @@ ODD_NAMES = [
     "a pool\udcff",
     r"a pool\n",
 ]
+
+# Those that take more columns than characters, or more characters as they are shown.
+WIDE_NAMES = ["\0" * 40, "記憶" * 40, "e\u0301" * 200, "'\"\\" * 40, "\U0001f4be" * 90, "x" * 20_000]
+
+
+def columns(text):
+    """Columns of a terminal that the widest line of a text takes."""
+    return max(
+        sum(1 + (unicodedata.east_asian_width(one) in "WF") - bool(unicodedata.combining(one)) for one in line)
+        for line in text.splitlines()
+    )
 LIVE_FIGURES = ("allocated_bytes", "requested_bytes", "pending_bytes", "allocations", "frees")
 
 

@@ -8,7 +8,7 @@ from vpool.commands.console import table
 from vpool.commands.replay import count
 from vpool.live import ask
 from vpool.sizes import format_bytes, plural
-from vpool.tables import printable
+from vpool.tables import cut, printable
 
 HELP = "Show the pools of a running process that has called vpool.serve(), again and again."
 
@@ -54,7 +54,7 @@ def render(told, before=None):
         allocations = pool["allocations"]
         rows.append(
             (
-                f"{pool['name']}, device {pool['device']}"[:40],
+                cut(f"{pool['name']}, device {pool['device']}", 40),
                 pool["source"],
                 *(
                     format_bytes(pool[f"{name}_bytes"])

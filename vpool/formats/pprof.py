@@ -22,7 +22,8 @@ def write(trace, file):
     for key in sorted(asked):
         site, tag, stream = key
         profile.sample(site, (*held[key], *asked[key]), tag, stream)
-    seconds = (int(trace.t_us[-1]) - int(trace.t_us[0])) / 1e6 if len(trace) else 0.0
+    # Of clocks that go back too.
+    seconds = (int(trace.t_us.max()) - int(trace.t_us.min())) / 1e6 if len(trace) else 0.0
     comment = f"vpool {__version__}: inuse is behind event {trace.peak_event}, when the most is live"
     file.write(profile.encoded(seconds, comment))
 
