@@ -321,7 +321,7 @@ class TestForms:
             assert str(text).replace("\n", "").isprintable()
         assert len(str(report).splitlines()) == str(report).count("\n") + 1
 
-    @pytest.mark.parametrize("name", WIDE_NAMES)
+    @pytest.mark.parametrize("name", WIDE_NAMES.values(), ids=WIDE_NAMES)
     def test_wide_names_fit_a_terminal(self, name):
         with simulated_pool(name=name, growth=2 * MIB) as pool:
             pool.limit(name, 5000)

@@ -108,7 +108,7 @@ class TestTraces:
             pool.check()
 
 
-@pytest.mark.parametrize("name", WIDE_NAMES)
+@pytest.mark.parametrize("name", WIDE_NAMES.values(), ids=WIDE_NAMES)
 def test_wide_names_fit(name):
     """Of a tag and of a file, in both kinds of errors."""
     with simulated_pool(4 * MIB, name=name) as pool, pool.record(sites=True):
@@ -127,3 +127,32 @@ def test_wide_names_fit(name):
         assert all(line.isprintable() for line in str(vpool.explain(kept[0])).splitlines())
         assert len(str(vpool.explain(kept[0])).splitlines()) == 7
         assert len(str(pool.leaks()).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [vpool.Dynamic(initial=0, limit="8MiB"), vpool.Hybrid("2MiB", dynamic=vpool.Dynamic(initial=0, limit="6MiB"))],
+)
+def test_a_limit_for_memory_that_comes_in_handles(strategy):
+    """The one that is named has room for whole handles."""
+    with vpool.Pool(strategy, source=vpool.sources.SimulatedVmm("64MiB"), debug=()) as pool:
+        with pytest.raises(vpool.OutOfMemoryError) as caught:
+            while True:
+                pool.allocate(3 * MIB + 1000)
+        (raising,) = [one for one in caught.value.shortage.remedies if one.kind == "raise_limit"]
+        take(pool, raising)
+        pool.allocate(3 * MIB + 1000)
+
+
+@pytest.mark.parametrize("alignment", [256, 128 * KIB, 2 * MIB])
+def test_equal_blocks_at_aligned_addresses(alignment):
+    """One of equal blocks serves where it lies so, however far it has to be aligned."""
+    with vpool.Pool(vpool.Fixed("4MiB", block="64KiB"), source="simulated", debug=()) as pool:
+        blocks = [pool.allocate(1000 + number) for number in range(64)]
+        with pytest.raises(vpool.OutOfMemoryError) as caught:
+            pool.allocate(5000, alignment=alignment)
+        (freeing,) = caught.value.shortage.remedies
+        assert len(freeing.addresses) == 1
+        assert set(freeing.addresses) < set(blocks)
+        take(pool, freeing)
+        assert pool.allocate(5000, alignment=alignment) == freeing.addresses[0]

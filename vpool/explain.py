@@ -173,7 +173,7 @@ def _explained(name, snapshot, number, address):
 
 
 def _ends(snapshot):
-    """Where each segment ends, or the last of its blocks that is somebody's or has memory: not all addresses need to."""
+    """Where each segment ends, or the last of its blocks that is somebody's or has memory; some have none."""
     ends = snapshot.segments["address"] + snapshot.segments["nbytes"]
     blocks = snapshot.blocks[snapshot.blocks["state"] != "unmapped"]
     np.maximum.at(ends, blocks["segment"], blocks["address"] + blocks["nbytes"])

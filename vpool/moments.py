@@ -87,30 +87,36 @@ def _segments(moved, event):
 
 def _with_gaps(live, segments):
     """Blocks that tile the segments: what is live, and what is free between."""
-    pieces = []
     number = np.searchsorted(segments["address"], live["address"], side="right") - 1
-    for index, segment in enumerate(segments):
-        mine = live[number == index]
-        mine["segment"] = index
-        ends = np.concatenate((segment["address"][None], mine["address"] + mine["nbytes"]))
-        begins = np.concatenate((mine["address"], (segment["address"] + segment["nbytes"])[None]))
-        gaps = np.flatnonzero(begins > ends)
-        free = np.zeros(len(gaps), SNAPSHOT_DTYPE)
-        free["address"], free["nbytes"] = ends[gaps], begins[gaps] - ends[gaps]
-        free["state"], free["segment"], free["age_us"] = "free", index, -1
-        pieces.append(np.sort(np.concatenate((mine, free)), order="address"))
-    return np.concatenate(pieces) if pieces else np.zeros(0, SNAPSHOT_DTYPE)
+    live, number = live[number >= 0], number[number >= 0]
+    live["segment"] = number
+    # Each segment's start and then its blocks.  Between the end of one and the beginning of the next there may be a gap.
+    owner = np.concatenate((np.arange(len(segments)), number))
+    order = np.argsort(owner, kind="stable")
+    owner = owner[order]
+    begins = np.concatenate((segments["address"], live["address"]))[order]
+    ends = np.concatenate((segments["address"], live["address"] + live["nbytes"]))[order]
+    until = (segments["address"] + segments["nbytes"])[owner]
+    followed = np.flatnonzero(owner[1:] == owner[:-1])
+    until[followed] = begins[followed + 1]
+    gaps = np.flatnonzero(until > ends)
+    free = np.zeros(len(gaps), SNAPSHOT_DTYPE)
+    free["address"], free["nbytes"] = ends[gaps], until[gaps] - ends[gaps]
+    free["state"], free["segment"], free["age_us"] = "free", owner[gaps], -1
+    blocks = np.concatenate((live, free))
+    return blocks[np.lexsort((blocks["address"], blocks["segment"]))]
 
 
 def _figures(trace, event, reserved, changes):
     """What a report needs beyond blocks."""
     details = trace.details
     signs = np.where(trace.op[: event + 1] == ALLOCATE, 1, -1)
-    allocated = np.cumsum(signs * details.allocated[: event + 1].astype(np.int64))
-    tags = {}
-    for index, name in enumerate(details.tags[1:], 1):
-        mine = np.cumsum((signs * details.allocated[: event + 1].astype(np.int64))[details.tag[: event + 1] == index])
-        tags[index] = {"tag": name, "peak_bytes": int(mine.max(initial=0)), "limit_bytes": None}
+    change = signs * details.allocated[: event + 1].astype(np.int64)
+    peaks = _peaks(change, details.tag[: event + 1], len(details.tags))
+    tags = {
+        index: {"tag": details.tags[index], "peak_bytes": peaks[index], "limit_bytes": None}
+        for index in range(1, len(details.tags))
+    }
     return {
         "name": "recording",
         "source": "recorded",
@@ -121,7 +127,7 @@ def _figures(trace, event, reserved, changes):
         "base_slack_bytes": 0,
         "reserved_bytes": reserved[-1],
         "peak_reserved_bytes": max(reserved),
-        "peak_allocated_bytes": int(allocated.max(initial=0)),
+        "peak_allocated_bytes": int(np.cumsum(change).max(initial=0)),
         "peak_requested_bytes": int(trace.live_bytes[: event + 1].max(initial=0)),
         "served_bytes": int(trace.bytes[: event + 1][signs > 0].sum(dtype=np.uint64)),
         "missed_bytes": 0,
@@ -131,3 +137,15 @@ def _figures(trace, event, reserved, changes):
         "tags": tags,
         "pending": [],
     }
+
+
+def _peaks(change, group, groups):
+    """The highest running total of each group of changes, 0 at least."""
+    order = np.argsort(group, kind="stable")
+    total = np.cumsum(change[order])
+    present, first = np.unique(group[order], return_index=True)
+    peaks = np.zeros(groups, np.int64)
+    if len(present):
+        before = np.concatenate((np.zeros(1, np.int64), total))[first]
+        peaks[present] = np.maximum(np.maximum.reduceat(total, first) - before, 0)
+    return peaks.tolist()

@@ -162,6 +162,11 @@ class Report:
         return self._figures["base_slack_bytes"]
 
     @property
+    def growth_unit(self):
+        """Bytes that the pool takes from its source at least, and whole multiples of."""
+        return 256 if self.movable_bytes is None else _MAPPED_UNIT
+
+    @property
     def growth_bytes(self):
         """What the pool may still take from its source: the rest of its limit, or of the device."""
         if not self.grows:
@@ -276,8 +281,7 @@ class Report:
         room = self.limit_bytes - self.reserved_bytes + idle
         if self._figures["device_free_bytes"] is not None:
             room = min(room, self._figures["device_free_bytes"] + idle)
-        unit = 256 if self.movable_bytes is None else _MAPPED_UNIT
-        longest = max(longest, room // unit * unit - self.base_slack_bytes, 0)
+        longest = max(longest, room // self.growth_unit * self.growth_unit - self.base_slack_bytes, 0)
         if self.core is not None and self.core["exclusive"] and longest <= self.core["largest"]:
             longest = 0
         return max(in_core, longest)
@@ -286,11 +290,8 @@ class Report:
         """The largest request that the fixed core, the first segment, could serve."""
         mine = self.blocks[self.blocks["segment"] == 0]
         live = mine["state"] == "live"
-        if self.core["block_sizes"]:
-            longest = int(mine["nbytes"][~live].max(initial=0))
-        else:
-            longest = _longest_run(mine, live)
-        longest = min(longest, self.core["largest"])
+        whole = int(mine["nbytes"][~live].max(initial=0))  # equal blocks never merge
+        longest = min(whole if self.core["block_sizes"] else _longest_run(mine, live), self.core["largest"])
         return longest if longest >= self.core["smallest"] else 0
 
     def unusable_bytes(self, nbytes):

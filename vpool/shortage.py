@@ -80,7 +80,8 @@ class Shortage:
         self.requested = requested
         rounded = -(-requested // _GRANULE) * _GRANULE
         self._nbytes = rounded if nbytes is None else nbytes
-        self._need = self._nbytes + alignment - _GRANULE
+        self._alignment = alignment
+        self._need = self._nbytes + alignment - _GRANULE  # wherever it begins
         self._report = report
         self._live = report.blocks["state"] == "live"
         self._tag = tag
@@ -173,7 +174,7 @@ class Shortage:
         """A higher limit, where the device has more; else a larger device."""
         report = self._report
         free, total = report.device_free_bytes, report.device_total_bytes
-        need = self._need + report.base_slack_bytes
+        need = -(-(self._need + report.base_slack_bytes) // report.growth_unit) * report.growth_unit
         limit = report.reserved_bytes + need
         if free is None or free >= need:
             if not report.limit_bytes < limit <= MAX_SIZE:
@@ -201,11 +202,12 @@ class Shortage:
         ends = np.cumsum(np.bincount(report.blocks["segment"], minlength=len(report.segment_table)))
         for number, segment in enumerate(report.segment_table):
             in_core = number == 0 and report.core is not None
-            if (confined and not in_core) or (in_core and not self._in_core()) or segment["nbytes"] < self._need:
+            equal = in_core and len(report.core["block_sizes"]) > 0
+            least = self._nbytes if equal else self._need
+            if (confined and not in_core) or (in_core and not self._in_core()) or segment["nbytes"] < least:
                 continue
             mine = report.blocks[order[ends[number - 1] if number else 0 : ends[number]]]
-            equal = in_core and len(report.core["block_sizes"]) > 0
-            found = _window(mine, self._need, equal)
+            found = _solid(mine, self._nbytes, self._alignment) if equal else _window(mine, self._need)
             if found is not None and (best_cost is None or found[1] < best_cost):
                 window, best_cost = found
                 best = window[window["state"] == "live"]
@@ -294,25 +296,30 @@ def _sums(keys, nbytes):
     ]
 
 
-def _window(mine, need, equal):
+def _solid(mine, nbytes, alignment):
+    """The one of some equal blocks, which never merge, that would serve for the fewest live bytes, and these, or None."""
+    sizes = mine["nbytes"].astype(np.int64)
+    before = (-mine["address"].astype(np.int64)) % alignment
+    fits = np.flatnonzero(sizes - before >= nbytes)
+    if not len(fits):
+        return None
+    live = np.where(mine["state"] == "live", sizes, 0)[fits]
+    one = fits[np.argmin(live)]
+    return mine[one : one + 1], int(live.min())
+
+
+def _window(mine, need):
     """The neighbours of `need` bytes together with the fewest live bytes among them, and these; None for none.
 
-    Each end is a whole block.  Equal blocks never merge, so there one has to do.  O(blocks), by a window that
-    grows at its end and shrinks at its start.
+    Each end is a whole block.  O(blocks), by a window that grows at its end and shrinks at its start.
     """
     sizes = mine["nbytes"].astype(np.int64)
     live = np.where(mine["state"] == "live", sizes, 0)
     if (mine["state"] == "unmapped").any():  # a gap: what is on both sides of it is no range
         gaps = np.cumsum(mine["state"] == "unmapped")
         parts = [mine[(gaps == gap) & (mine["state"] != "unmapped")] for gap in np.unique(gaps)]
-        found = [window for part in parts if len(part) and (window := _window(part, need, equal)) is not None]
+        found = [window for part in parts if len(part) and (window := _window(part, need)) is not None]
         return min(found, key=lambda window: window[1], default=None)
-    if equal:
-        fits = np.flatnonzero(sizes >= need)
-        if not len(fits):
-            return None
-        one = fits[np.argmin(live[fits])]
-        return mine[one : one + 1], int(live[one])
     if need > sizes.sum():
         return None
     ends = np.concatenate(([0], np.cumsum(sizes)))

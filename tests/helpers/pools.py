@@ -26,7 +26,14 @@ ODD_NAMES = [
 ]
 
 # Those that take more columns than characters, or more characters as they are shown.
-WIDE_NAMES = ["\0" * 40, "記憶" * 40, "e\u0301" * 200, "'\"\\" * 40, "\U0001f4be" * 90, "x" * 20_000]
+WIDE_NAMES = {
+    "controls": "\0" * 40,
+    "wide": "記憶" * 40,
+    "combining": "e\u0301" * 200,
+    "quotes": "'\"\\" * 40,
+    "emoji": "\U0001f4be" * 90,
+    "endless": "x" * 20_000,
+}
 
 
 def columns(text):
@@ -35,6 +42,8 @@ def columns(text):
         sum(1 + (unicodedata.east_asian_width(one) in "WF") - bool(unicodedata.combining(one)) for one in line)
         for line in text.splitlines()
     )
+
+
 LIVE_FIGURES = ("allocated_bytes", "requested_bytes", "pending_bytes", "allocations", "frees")
 
 
