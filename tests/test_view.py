@@ -222,6 +222,28 @@ def test_names_in_a_file_are_text(opened, recording):
     assert "<b>run</b>" in opened(snapshot, "{{data}}").text("#about")
 
 
+def test_an_axis_of_few_events_counts_whole_ones(opened):
+    """Each number stands there once."""
+    page = opened(placed(made((1, 100), (2, 200), -1)))
+    drawn = page.run(
+        "const { charts } = window.vpoolPage, drawn = [], context = CanvasRenderingContext2D.prototype;"
+        "const before = context.fillText;"
+        "context.fillText = function (text, ...rest) { drawn.push([text, this.textAlign]); before.call(this, text, ...rest); };"
+        "try { charts.draw(); } finally { context.fillText = before; }"
+        "return drawn.filter(([, align]) => align === 'center').map(([text]) => text)"
+    )
+    counts = [text for text in drawn if text.isdigit()]
+    assert counts == ["0", "1", "2", "3"]
+
+
+def test_a_long_name_leaves_the_page_its_width(opened):
+    with vpool.Pool(source="simulated", name="n" * 500) as pool, vpool.tag("t" * 500):
+        held = pool.empty(1000)
+        page = opened(pool.snapshot())
+        held.close()
+    assert page.run("return document.documentElement.scrollWidth <= window.innerWidth")
+
+
 def test_a_name_that_utf_8_cannot_write(opened, recording):
     assert opened(recording[0], "run\udcff.npz").text("#title") == r"run\udcff.npz"
 

@@ -309,7 +309,7 @@ class Charts {
     const most = Math.max(2, Math.floor(map.width / 110));
     const bytes = !this.trace;
     const unit = this.model.unit;
-    const { values, step } = bytes ? byteTicks(left * unit, right * unit, most) : ticks(left, right, most);
+    const { values, step } = bytes ? byteTicks(left * unit, right * unit, most) : ticks(left, right, most, this.axis === "events" ? 1 : 0);
     context.textAlign = "center";
     for (const value of values) {
       const x = this.toX(bytes ? value / unit : value, map);

@@ -30,12 +30,12 @@ function timeText(us) {
   return `${(us / 6e7).toFixed(1)} min`;
 }
 
-/** Round values for an axis from low to high, at most so many. */
-function ticks(low, high, most, steps = [1, 2, 5, 10]) {
+/** Round values for an axis from low to high, at most so many and no closer than `least`. */
+function ticks(low, high, most, least = 0, steps = [1, 2, 5, 10]) {
   const span = high - low;
   if (!(span > 0)) return { values: [low], step: 1 };
   const power = 10 ** Math.floor(Math.log10(span / most));
-  const step = power * steps.find((factor) => span / (factor * power) <= most);
+  const step = Math.max(least, power * steps.find((factor) => span / (factor * power) <= most));
   const values = [];
   for (let value = Math.ceil(low / step) * step; value <= high + step * 1e-9; value += step) values.push(value);
   return { values, step };
