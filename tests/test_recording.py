@@ -535,3 +535,28 @@ class TestMoments:
                 moment(recording, event)
         with pytest.raises(ValueError, match="only a recording"):
             moment(recorded("two_streams"), 0)
+
+
+def test_a_moment_of_many_tags_and_segments():
+    """Peaks of tags are the highest sums of their blocks so far, and blocks and gaps tile the segments."""
+    random = np.random.default_rng(3)
+    held = []
+    with simulated_pool(growth=2 * MIB) as pool, pool.record() as recording:
+        for _ in range(400):
+            with vpool.tag(f"tag-{random.integers(30)}"):
+                held.append(pool.empty(int(random.integers(1, 900_000))))
+            held = held[int(random.integers(2)) if len(held) > 40 else 0 :]
+        held.clear()
+    details, live, peaks = recording.details, {}, {}
+    for event, birth in enumerate((recording.op == 0).tolist()):
+        name = details.tags[details.tag[event]]
+        live[name] = live.get(name, 0) + (1 if birth else -1) * int(details.allocated[event])
+        peaks[name] = max(peaks.get(name, 0), live[name])
+        if event % 97 == 0:
+            report = moment(recording, event).report
+            assert {row["tag"]: row["peak_bytes"] for row in report.tags if row["peak_bytes"]} == peaks
+            assert {row["tag"]: row["live_bytes"] for row in report.tags if row["live_bytes"]} == {
+                name: nbytes for name, nbytes in live.items() if nbytes
+            }
+            assert report.reserved_bytes == report.allocated_bytes + report.free_bytes
+            assert all(row["live_bytes"] + row["free_bytes"] == row["nbytes"] for row in report.segment_rows)

@@ -136,9 +136,10 @@ def test_wide_names_fit(name):
 def test_a_limit_for_memory_that_comes_in_handles(strategy):
     """The one that is named has room for whole handles."""
     with vpool.Pool(strategy, source=vpool.sources.SimulatedVmm("64MiB"), debug=()) as pool:
+        for _ in range(int(pool.inspect().limit_bytes // (3 * MIB + 1000))):
+            pool.allocate(3 * MIB + 1000)
         with pytest.raises(vpool.OutOfMemoryError) as caught:
-            while True:
-                pool.allocate(3 * MIB + 1000)
+            pool.allocate(3 * MIB + 1000)
         (raising,) = [one for one in caught.value.shortage.remedies if one.kind == "raise_limit"]
         take(pool, raising)
         pool.allocate(3 * MIB + 1000)
@@ -156,3 +157,11 @@ def test_equal_blocks_at_aligned_addresses(alignment):
         assert set(freeing.addresses) < set(blocks)
         take(pool, freeing)
         assert pool.allocate(5000, alignment=alignment) == freeing.addresses[0]
+
+
+def test_a_capacity_that_would_hold_the_request():
+    said = pytest.raises(vpool.OutOfMemoryError, match="a capacity of 2,000,128 bytes would hold it")
+    with vpool.Pool(vpool.Fixed("1MiB"), source="simulated", debug=()) as pool, said:
+        pool.allocate(2_000_000)
+    with vpool.Pool(vpool.Fixed(2_000_128), source="simulated", debug=()) as pool:
+        pool.allocate(2_000_000)

@@ -98,6 +98,20 @@ class TestFiles:
         with pytest.raises(vpool.FormatError, match="a vpool snapshot, not a trace"):
             vpool.Trace.load(path)
 
+    def test_values_that_are_none(self, snapshot, tmp_path):
+        path = tmp_path / "snapshot.npz"
+        snapshot.save(path)
+        whole = dict(np.load(path))
+        figures = json.loads(str(whole["figures"]))
+        for name, values in (
+            ("block_state", np.full_like(whole["block_state"], "strange")),
+            ("block_age_us", np.full_like(whole["block_age_us"], -5)),
+            ("figures", np.array(json.dumps({**figures, "name": 5}))),
+        ):
+            np.savez(path, **{**whole, name: values})
+            with pytest.raises(vpool.FormatError, match="that is none"):
+                vpool.Snapshot.load(path)
+
     def test_damage(self, snapshot, tmp_path):
         """Every array that is missing, of another type or too short is told; nothing else is raised."""
         path = tmp_path / "snapshot.npz"

@@ -228,7 +228,8 @@ def test_an_axis_of_few_events_counts_whole_ones(opened):
     drawn = page.run(
         "const { charts } = window.vpoolPage, drawn = [], context = CanvasRenderingContext2D.prototype;"
         "const before = context.fillText;"
-        "context.fillText = function (text, ...rest) { drawn.push([text, this.textAlign]); before.call(this, text, ...rest); };"
+        "context.fillText = function (text, ...rest) {"
+        " drawn.push([text, this.textAlign]); before.call(this, text, ...rest); };"
         "try { charts.draw(); } finally { context.fillText = before; }"
         "return drawn.filter(([, align]) => align === 'center').map(([text]) => text)"
     )

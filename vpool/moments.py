@@ -90,7 +90,7 @@ def _with_gaps(live, segments):
     number = np.searchsorted(segments["address"], live["address"], side="right") - 1
     live, number = live[number >= 0], number[number >= 0]
     live["segment"] = number
-    # Each segment's start and then its blocks.  Between the end of one and the beginning of the next there may be a gap.
+    # Each segment's start and then its blocks; there may be a gap before what comes next.
     owner = np.concatenate((np.arange(len(segments)), number))
     order = np.argsort(owner, kind="stable")
     owner = owner[order]

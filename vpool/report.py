@@ -267,7 +267,8 @@ class Report:
         Notes
         -----
         The larger of the longest range without a live block, and of what the pool may take from its
-        source once idle segments went back.  Other users of the device can change that at any moment.
+        source once idle segments went back.  Other users of the device can change that at any moment.  Where memory
+        can be moved a little more may succeed, as what comes new may lie beside free memory.
         """
         stream_handle(stream)
         first, in_core = (0, 0) if self.core is None else (1, self._largest_in_core())

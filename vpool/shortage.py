@@ -297,7 +297,7 @@ def _sums(keys, nbytes):
 
 
 def _solid(mine, nbytes, alignment):
-    """The one of some equal blocks, which never merge, that would serve for the fewest live bytes, and these, or None."""
+    """The one of equal blocks, which never merge, that would serve for the fewest live bytes, and these, or None."""
     sizes = mine["nbytes"].astype(np.int64)
     before = (-mine["address"].astype(np.int64)) % alignment
     fits = np.flatnonzero(sizes - before >= nbytes)

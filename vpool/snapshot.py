@@ -22,6 +22,7 @@ SNAPSHOT_DTYPE = np.dtype([*BLOCK_DTYPE.descr, ("site", np.uint32), ("age_us", n
 _FIELDS = SNAPSHOT_DTYPE.names or ()
 _BLOCK_FIELDS = BLOCK_DTYPE.names or ()
 
+_STATES = ("live", "free", "pending", "unmapped", "suspended")
 # Of a pool's figures, what only this process understands.
 _PRIVATE = ("serials", "slots", "noted", "fixed_noted")
 _MOST_ROWS = 8
@@ -148,6 +149,11 @@ class Snapshot:
             raise FormatError("a block names a segment or a site that is not there")
         figures = json.loads(str(loaded["figures"]))
         figures["tags"] = {int(number): row for number, row in figures["tags"].items()}
+        names = [figures["name"], *(row["tag"] for row in figures["tags"].values())]
+        if not all(isinstance(name, str) for name in names):
+            raise FormatError("a pool or a tag has a name that is none")
+        if not (np.isin(blocks["state"], _STATES).all() and (blocks["age_us"] >= -1).all()):
+            raise FormatError("a block has a state or an age that is none")
         snapshot = cls(figures, blocks, segments, sites, float(loaded["taken"]))
         snapshot.report.to_dict()  # every figure that it needs is there
         return snapshot

@@ -75,7 +75,10 @@ cdef failure(Areas areas, str name, Request* request):
     elif areas.core_only and request.common:
         reason = "all its blocks that fit are lent" if areas.largest_block else "its slab has no piece of that size"
     elif not areas.grows:
-        reason = "it is larger than all that the pool took at construction"
+        reason = (
+            "it is larger than all that the pool took at construction; a capacity of"
+            f" {request.nbytes + request.alignment - GRANULE:,} bytes would hold it"
+        )
     else:
         reason = "growing would pass the limit"
     steps = [RUNG_NAMES[rung] for rung in range(<int> RUNGS) if request.tried >> rung & 1]
