@@ -147,6 +147,7 @@ cdef stray(Areas areas, str name, uint64_t address, owner):
         )
     if block.state == BLOCK_UNMAPPED:
         return DoubleFreeError(
-            f"{address:#x} is no live block of pool {name!r}: there is no memory, since it is free already or never was lent"
+            f"{address:#x} is no live block of pool {name!r}: there is no memory, since it is free already or never was"
+            " lent"
         )
     return DoubleFreeError(f"{address:#x} is free already in pool {name!r}")

@@ -7,7 +7,8 @@ from cpython.object cimport PyObject, PyTypeObject
 from libc.stdint cimport uint64_t
 
 from vpool._base.lock cimport atomic_add, atomic_read
-from vpool._interface.captures cimport CaptureTable, settle
+from vpool._interface.captures cimport CaptureTable
+from vpool._interface.captures cimport settle as settle_captures
 from vpool._interface.diagnosis cimport forked
 from vpool._management.areas cimport Areas
 from vpool._management.order cimport thread_number
@@ -312,7 +313,7 @@ cdef class StreamTable:
         """Release the captures whose graphs are gone, learn which are over, and let go of streams."""
         if self.kept or self.going:
             self.let_go_of_objects(True)
-        settle()
+        settle_captures()
         if self.captures is not None and self.captures.capturing:
             self.captures.ask_again()
         return 0
