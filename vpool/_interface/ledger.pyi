@@ -1,11 +1,12 @@
 from collections import OrderedDict
-from typing import Any
+from typing import Any, final
 
 from vpool._interface.access import Access
 from vpool.errors import GuardError
 
 class NotLive(LookupError): ...
 
+@final
 class Ranges:
     def __init__(self, pool: str, domain: Any, counter: Any) -> None: ...
 
