@@ -494,6 +494,24 @@ def test_a_dead_stream_as_freer_while_something_captures():
     assert pool.stats.allocated_bytes == 0
 
 
+def test_a_graph_that_is_gone_keeps_no_pool_from_waiting():
+    """Also where the pool that it had memory of is not called any more."""
+    idle, driver = fake_pool()
+    pool = vpool.Pool(vpool.Dynamic(initial=0), vpool.sources.Source(driver, "cuda", 0, checks_handles=False))
+    ptr = pool.allocate(MIB, stream=driver.create_stream())
+    with Graph(driver) as graph:
+        idle.deallocate(idle.allocate(MIB, stream=graph.stream))
+    pool.deallocate(ptr)
+    # One that no pool knows of, without which this driver would not be taken for one that may capture.
+    driver.begin_capture(driver.create_stream(blocking=False))
+    assert pool.trim() == 0
+    assert driver.calls()["synchronize"][0] == 0
+    graph.destroy()
+    with pytest.raises(vpool.SourceError, match="StreamCapture"):
+        pool.trim()
+    assert driver.calls()["synchronize"][0] == 1
+
+
 # Asking costs nothing where nothing captures.
 
 

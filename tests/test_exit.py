@@ -52,7 +52,11 @@ held = Held(source='host'); held.me = held; held.buffer = held.empty(1000); del 
 class Last:
     def __init__(self): self.pool = make(); self.buffer = self.pool.empty(1000); self.me = self
     def __del__(self):
-        self.pool.deallocate(self.pool.allocate(100)); self.buffer.close(); self.pool.stats; self.pool.close()
+        self.pool.deallocate(self.pool.allocate(100)); self.buffer.close(); self.pool.stats; self.pool.trim()
+        for nbytes in (1 << 40, 1 << 62):
+            try: self.pool.allocate(nbytes)
+            except MemoryError as error: assert error.requested == nbytes
+        self.pool.close()
 last = Last(); Last()
 class Stream:
     def __init__(self, handle): self.handle = handle

@@ -230,3 +230,13 @@ class TestMarks:
     def test_marks_without_a_thread(self):
         with pytest.raises(ValueError, match="maintain_every"):
             vpool.Pool(source="simulated", trim_marks=(0, 0))
+
+
+@pytest.mark.parametrize("ahead", [0, 1 << 30])
+def test_a_free_where_memory_went_back_says_what_is_known(ahead):
+    with vpool.Pool(vpool.Dynamic(limit=GIB), source="simulated-vmm") as pool:
+        ptr = pool.allocate(MIB)
+        pool.deallocate(ptr)
+        assert pool.trim() > 0
+        with pytest.raises(vpool.DoubleFreeError, match="no memory, since it is free already or never was lent"):
+            pool.deallocate(ptr + ahead)

@@ -18,7 +18,7 @@ from vpool.errors import DoubleFreeError, ForeignPointerError, GuardError
 from vpool.leaks import UNKNOWN_SITE, Leaks
 from vpool.sites import NOT_SAMPLED, Sites
 
-__all__ = ["Debugger", "NotLive", "label_of"]
+__all__ = ["Debugger", "NotLive"]
 
 logger = logging.getLogger("vpool")
 
@@ -36,8 +36,8 @@ class _Block:
     """A block that is live, or was."""
 
     __slots__ = (
-        "address", "base", "born", "freed_at", "freer", "guarded", "label", "nbytes", "poisoned", "requested", "site",
-        "slot", "users",
+        "address", "base", "born", "freed_at", "freer", "guarded", "label", "nbytes", "poisoned", "range", "requested",
+        "site", "slot", "users",
     )  # fmt: skip
 
     def __init__(self, address, base, nbytes, requested, slot, site):
@@ -47,7 +47,8 @@ class _Block:
         self.requested = requested
         self.slot = slot
         self.site = site
-        self.label = b"block"  # what tools are told
+        self.label = "block"  # what tools are told
+        self.range = None  # a profiler's
         self.born = time.monotonic()
         self.guarded = False
         self.users: tuple[int, ...] = ()  # slots of further streams
@@ -63,7 +64,7 @@ class _Block:
         return self.slot if self.freer is None else self.freer
 
 
-def label_of(block):
+def _label_of(block):
     """What tools call a block that the calling thread has just got: its tag, or else its call site."""
     return tag.current() or (None if block.site is NOT_SAMPLED else block.site) or "block"
 
@@ -83,6 +84,8 @@ class Debugger(Ledger):
     access : vpool._interface.access.Access
     limit : int
         Bytes that the pool may reserve.
+    ranges : vpool._interface.ledger.Ranges, optional
+        What tells a profiler of live blocks.
 
     Notes
     -----
@@ -90,8 +93,9 @@ class Debugger(Ledger):
     may be dropped by a garbage collection at any moment.
     """
 
-    def __init__(self, name, modes, access, limit):
-        super().__init__(access, FREED if modes.poison else None, most_waiting=_MOST_WAITING, most_freed=_MOST_FREED)
+    def __init__(self, name, modes, access, limit, ranges=None):
+        poison = FREED if modes.poison else None
+        super().__init__(access, poison, most_waiting=_MOST_WAITING, most_freed=_MOST_FREED, ranges=ranges)
         self.name = name
         self.modes = modes
         self.process = os.getpid()
@@ -123,8 +127,8 @@ class Debugger(Ledger):
             if self.modes.guard:
                 self._fill_guards(block, slot, True)
                 block.guarded = True
-        if self.modes.nvtx_memory:
-            block.label = label_of(block).encode("utf-8", "replace")
+        if self.modes.nvtx or self.modes.nvtx_memory:
+            block.label = _label_of(block)
         self.enter(block)
 
     def leave(self, block, slot, surely):
@@ -218,8 +222,7 @@ class Debugger(Ledger):
         GuardError or None
             For the first that is not whole.  Nothing is changed.
         """
-        with self.changing:
-            live, waiting = list(self.live.values()), list(self.waiting.values())
+        live, waiting = list(self.live.values()), list(self.waiting.values())
         for block in live:
             looks = block.guarded and self._may_touch(block.slot, False)
             error = self._damage(block, block.slot, False) if looks else None
@@ -242,9 +245,8 @@ class Debugger(Ledger):
 
     def stray(self, address):
         """The exception for an address that is no live block; None where the pool's records know more."""
-        with self.changing:
-            live, waiting = list(self.live.values()), list(self.waiting.values())
-            freed = self.freed.get(address)
+        live, waiting = list(self.live.values()), list(self.waiting.values())
+        freed = self.freed.get(address)
         for block in live:
             if block.address == address:
                 return DoubleFreeError(
@@ -275,8 +277,7 @@ class Debugger(Ledger):
 
     def stats(self, stats):
         """The pool's counters, with what waits in quarantine as pending, and without blocks that nobody got."""
-        with self.changing:
-            waiting, never_lent = list(self.waiting.values()), self.never_lent
+        waiting, never_lent = list(self.waiting.values()), self.never_lent
         nbytes = sum(block.nbytes for block in waiting)
         return dataclasses.replace(
             stats,
@@ -289,8 +290,7 @@ class Debugger(Ledger):
 
     def records(self, figures, blocks, segments):
         """A copy of the pool's records, with what waits in quarantine as pending."""
-        with self.changing:
-            waiting = [block.base for block in self.waiting.values()]
+        waiting = [block.base for block in list(self.waiting.values())]
         held = np.isin(blocks["address"], np.array(waiting, np.uint64)) & (blocks["state"] == "live")
         blocks["state"][held] = "pending"
         blocks["requested"][held] = 0
@@ -307,9 +307,8 @@ class Debugger(Ledger):
     def fill_origins(self, addresses, texts, site, age_us):
         """Tell sites and ages of live blocks, by where the pool has them; new sites are added to `texts`."""
         now = time.monotonic()
-        with self.changing:
-            watched = list(self.live.values())  # a collection while they are looked at may free one of them
-        live = {block.base: (block.site, block.born) for block in watched}
+        # A list first: a collection while they are looked at may free one of them.
+        live = {block.base: (block.site, block.born) for block in list(self.live.values())}
         numbers: dict[str, int] = {}
         for index, address in enumerate(addresses.tolist()):
             known = live.get(address)
@@ -324,8 +323,6 @@ class Debugger(Ledger):
     def leaks(self):
         """What is live, by site."""
         now = time.monotonic()
-        with self.changing:
-            live = list(self.live.values())
         return Leaks(
             self.name,
             [
@@ -336,7 +333,7 @@ class Debugger(Ledger):
                     now - block.born,
                     self.access.stream_of(block.slot),
                 )
-                for block in live
+                for block in list(self.live.values())
             ],
         )
 

@@ -123,7 +123,7 @@ cdef class Access:
         """Let tools see a block that may be used from now on."""
         cdef bytes label
         if self.heaps is not None:
-            label = block.label
+            label = block.label.encode("utf-8", "replace")
             self.heaps.cover(block.address, block.requested, label)
         return 0
 

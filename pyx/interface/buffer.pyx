@@ -5,6 +5,7 @@ from cpython.long cimport PyLong_FromUnsignedLongLong
 from libc.stdint cimport uint64_t
 
 from vpool._base.bias cimport Seat, bias_enter, bias_leave, bias_try_enter
+from vpool._base.ending cimport is_finalizing
 from vpool._base.lock cimport atomic_read
 from vpool._base.types cimport BLOCK_LIVE, BLOCK_SUSPENDED, Block, BlockId, likely, unlikely
 from vpool._interface.exchange cimport array_interface, device_of, dlpack, for_host
@@ -13,17 +14,6 @@ from vpool._management.cross cimport cross_free_record
 from vpool._management.hit cimport hit_put_record
 from vpool._management.state cimport STATE_FORKED, STATE_HOLDS
 from vpool._management.suspended cimport suspended_free_record
-
-
-cdef extern from *:
-    """
-    #if PY_VERSION_HEX >= 0x030D0000
-    #define vpool_is_finalizing Py_IsFinalizing
-    #else
-    #define vpool_is_finalizing _Py_IsFinalizing
-    #endif
-    """
-    bint is_finalizing "vpool_is_finalizing"() noexcept
 
 
 cdef inline bint still_mine(Buffer buffer) noexcept:

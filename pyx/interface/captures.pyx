@@ -4,7 +4,9 @@ A graph has the addresses of its memory built in, and uses them whenever it is l
 captures stands for a slot of its own, one for each capture: what was freed there serves that capture
 alone, until the capture is released or its graph, and all that was made of it, are gone.
 """
+import itertools
 import threading
+import weakref
 
 cimport cython
 from libc.stdint cimport uint64_t
@@ -21,8 +23,12 @@ from vpool._storage.fork import PerProcess
 # What graphs that are not gone may use, though the pool be dropped: Capture -> the areas of its pool.
 _kept = {}
 _keeping = PerProcess(threading.RLock)
+# The captures of all pools, by number.
+_tables = PerProcess(weakref.WeakValueDictionary)
+_numbers = itertools.count()
 
 cdef unsigned long long _graphs_gone = 0
+cdef unsigned long long _graphs_seen = 0          # of them, at the last look
 
 cdef struct Watch:
     # Shared with the driver, which tells when a graph is gone, perhaps after the pool is.
@@ -110,6 +116,7 @@ cdef class CaptureTable:
         self.capturing = {}
         # Taken again by a finaliser that frees or allocates, when a collection runs while it is held.
         self.changing = threading.RLock()
+        _tables.here[next(_numbers)] = self
 
     def __dealloc__(self):
         captures_count(-self.believed)
@@ -271,19 +278,32 @@ cdef class CaptureTable:
         """Ids of the captures that have memory of this pool."""
         return tuple(self.by_id)
 
-    cdef int settle(self) except -1:
-        """Release the captures whose graphs are gone.  Cheap where none went since the last look."""
-        cdef unsigned long long gone = atomic_read(_graphs_gone)
-        if gone == self.seen:
-            return 0
-        self.seen = gone
+    cdef int release_gone(self) except -1:
+        """Release the captures whose graphs are gone."""
         for id, capture in list(self.by_id.items()):
             if _is_gone((<Capture> capture).ids.get(id)):
                 self.release(id)
-        # Of pools that were dropped: with the last reference to its areas their memory goes back.
-        for capture in list(_kept):
-            ids = (<Capture> capture).ids
-            if ids and all(_is_gone(watched) for watched in list(ids.values())):
-                with _keeping.here:
-                    _kept.pop(capture, None)
         return 0
+
+
+cdef int settle() except -1:
+    """Release the captures of all pools whose graphs are gone.  Cheap where none went since the last look.
+
+    Of all, since what one pool believes to capture keeps every other from waiting for the device.
+    """
+    global _graphs_seen
+    cdef unsigned long long gone = atomic_read(_graphs_gone)
+    if gone == _graphs_seen:
+        return 0
+    for reference in _tables.here.valuerefs():
+        table = reference()
+        if table is not None:
+            (<CaptureTable> table).release_gone()
+    # Of pools that were dropped: with the last reference to its areas their memory goes back.
+    for capture in list(_kept):
+        ids = (<Capture> capture).ids
+        if ids and all(_is_gone(watched) for watched in list(ids.values())):
+            with _keeping.here:
+                _kept.pop(capture, None)
+    _graphs_seen = gone
+    return 0

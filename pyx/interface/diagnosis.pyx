@@ -1,8 +1,9 @@
 """What went wrong, as exceptions that say what to do about it."""
 from libc.stdint cimport uint64_t
 
+from vpool._base.ending cimport is_finalizing
 from vpool._base.lock cimport atomic_read
-from vpool._base.types cimport BLOCK_LIVE, BLOCK_SUSPENDED, GRANULE, Block, round_up
+from vpool._base.types cimport BLOCK_LIVE, BLOCK_SUSPENDED, BLOCK_UNMAPPED, GRANULE, Block, round_up
 from vpool._interface.snapshot cimport copy_records
 from vpool._management.areas cimport Areas
 from vpool._management.core cimport STATUS_OVERLAP, Core, request_broken
@@ -47,6 +48,13 @@ cdef str _span(Range span):
     return f"{span.nbytes:,} bytes from {span.address:#x} to {span.address + span.nbytes:#x}"
 
 
+cdef _at_the_end(str name, Request* request):
+    """The exception for a request that failed when NumPy, which a report is made with, may be half gone."""
+    return OutOfMemoryError(
+        f"pool {name!r} cannot lend {request.requested:,} bytes ({format_bytes(request.requested)}), at the end of the"
+        " interpreter", request.requested)
+
+
 cdef failure(Areas areas, str name, Request* request):
     """The exception for a request that failed."""
     if request_broken(request):
@@ -57,6 +65,8 @@ cdef failure(Areas areas, str name, Request* request):
                 " not give it back. Nothing of it is lent"
             )
         return source_error(areas.core, request.status, what)
+    if is_finalizing():
+        return _at_the_end(name, request)
     report = Report(*copy_records(areas, name))
     if areas.only_blocks and request.requested > areas.largest_block:
         reason = (
@@ -95,6 +105,8 @@ cdef failure(Areas areas, str name, Request* request):
 cdef over_limit(Areas areas, str name, Request* request):
     """The exception for a request beyond the limit of its tag."""
     cdef TagCount* count = &areas.journal.tags[request.tag]
+    if is_finalizing():
+        return _at_the_end(name, request)
     tag = name_of(request.tag)
     report = Report(*copy_records(areas, name))
     row = next(row for number, row in report.tag_rows() if number == request.tag)
@@ -135,5 +147,10 @@ cdef stray(Areas areas, str name, uint64_t address, owner):
     if (block.state == BLOCK_LIVE or block.state == BLOCK_SUSPENDED and block.stamp) and block.address != address:
         return ForeignPointerError(
             f"{address:#x} lies {address - block.address} bytes inside the live block at {block.address:#x}"
+        )
+    if block.state == BLOCK_UNMAPPED:
+        return DoubleFreeError(
+            f"{address:#x} is no live block of pool {name!r}: there is no memory, since it is free already or never was"
+            " lent"
         )
     return DoubleFreeError(f"{address:#x} is free already in pool {name!r}")

@@ -2,12 +2,14 @@
 
 Compiled, since a signal is handled between two steps of Python code, and its exception would lose the block that
 is on its way between them.  Here it can only come out of what is called.
+
+No lock: each step is one operation of a dict, and the GIL makes it whole.  Who waited for a lock could be interrupted,
+or be a finaliser that the holder's own collection runs, and that another thread waits for.
 """
 import collections
-import threading
 
 cimport cython
-from libc.stdint cimport uint64_t
+from libc.stdint cimport int64_t, uint64_t
 
 from vpool._interface.access cimport Access
 
@@ -16,13 +18,51 @@ class NotLive(LookupError):
     """There is no live block at an address.  Never leaves the pool, which knows better what there is."""
 
 
+@cython.final
+@cython.no_gc_clear   # as below
+cdef class Ranges:
+    """A profiler's range for each live block of a pool, and a counter of what is requested.
+
+    Parameters
+    ----------
+    pool : str
+        Name of the pool, which is the category of its ranges.
+    domain, counter
+        Of NVTX; where no tool listens they do nothing.
+    """
+
+    cdef str pool
+    cdef object start
+    cdef object stop
+    cdef object sample
+    cdef int64_t live
+
+    def __init__(self, str pool not None, domain, counter):
+        self.pool = pool
+        self.start, self.stop, self.sample = domain.start_range, domain.end_range, counter.sample
+
+    cdef begin(self, block):
+        block.range = self.start(message=block.label, category=self.pool, payload=block.requested)
+        self.count(block.requested)
+
+    cdef end(self, block):
+        begun, block.range = block.range, None    # by whoever frees it first
+        if begun is not None:
+            self.stop(begun)
+            self.count(-block.requested)
+
+    cdef count(self, int64_t change):
+        self.live += change
+        self.sample(self.live)
+
+
 @cython.no_gc_clear   # a collection that takes the pool apart may drop buffers after this
 cdef class Ledger:
     """Base of `vpool.debugging.Debugger`, which looks at memory; this class moves its blocks.
 
     A subclass has `leave`, which looks at a block that is being freed, `written_late`, which looks at one that
     leaves quarantine, and `report`.  A block is an object with `address`, `base`, `nbytes`, `requested`, `label`,
-    `freer`, `freed_at`, `poisoned` and `users`.
+    `range`, `freer`, `freed_at`, `poisoned` and `users`.
 
     Parameters
     ----------
@@ -33,6 +73,8 @@ cdef class Ledger:
         Blocks that quarantine holds.
     most_freed : int
         Addresses whose last free is remembered.
+    ranges : Ranges, optional
+        What tells a profiler of live blocks.
 
     Notes
     -----
@@ -41,23 +83,24 @@ cdef class Ledger:
     """
 
     cdef readonly Access access
-    cdef readonly object changing             # lock of what follows; nothing is called while it is held
+    cdef Ranges ranges
     cdef readonly dict live                   # by the address that the caller has
     cdef readonly object freed                # lately, the same; the oldest first
     cdef readonly object waiting              # in quarantine, the same
-    cdef readonly object waiting_bytes
-    cdef readonly object never_lent           # blocks that their callers never got
-    cdef public object bound                  # bytes that may wait
+    cdef readonly int64_t waiting_bytes       # never less than what waits
+    cdef readonly int64_t never_lent          # blocks that their callers never got
+    cdef public int64_t bound                 # bytes that may wait
     cdef object poison
     cdef Py_ssize_t most_waiting
     cdef Py_ssize_t most_freed
 
-    def __init__(self, Access access not None, poison, *, Py_ssize_t most_waiting, Py_ssize_t most_freed):
+    def __init__(self, Access access not None, poison, *, Py_ssize_t most_waiting, Py_ssize_t most_freed,
+                 Ranges ranges=None):
         self.access = access
+        self.ranges = ranges
         self.poison = poison
         self.most_waiting = most_waiting
         self.most_freed = most_freed
-        self.changing = threading.RLock()
         self.live = {}
         self.freed = collections.OrderedDict()
         self.waiting = collections.OrderedDict()
@@ -65,10 +108,11 @@ cdef class Ledger:
 
     def enter(self, block):
         """Watch a block from now on."""
-        with self.changing:
-            self.freed.pop(block.address, None)
-            self.live[block.address] = block
+        self.freed.pop(block.address, None)
+        self.live[block.address] = block
         self.access.cover(block)
+        if self.ranges is not None:
+            self.ranges.begin(block)
 
     def free(self, uint64_t address, slot=None, *, bint surely=False):
         """Take a block back.
@@ -126,11 +170,11 @@ cdef class Ledger:
             pass                                  # a collection that takes the pool apart has been here
         except BaseException as error:            # of a signal too, which would pass a buffer that nobody has any more
             wrong = error
-        with self.changing:
-            block = self.live.pop(address, None)
-        if block is not None:
-            self.access.uncover(block)
+        block = self.live.pop(address, None)
         try:
+            if block is not None:
+                self.end(block)
+                self.access.uncover(block)
             if wrong is not None:
                 self.report(wrong)
         finally:
@@ -139,10 +183,13 @@ cdef class Ledger:
 
     def use(self, uint64_t address, int slot):
         """Note that a further stream uses a block."""
-        with self.changing:
-            block = self.live.get(address)
-            if block is not None:
-                block.users = (*block.users, slot)
+        block = self.live.get(address)
+        while block is not None:
+            users = block.users
+            more = (*users, slot)
+            if block.users is users:              # a finaliser in between may have noted another
+                block.users = more
+                break
 
     def base_of(self, uint64_t address):
         """Address of a live block as the pool knows it."""
@@ -153,10 +200,10 @@ cdef class Ledger:
 
     def forget(self, uint64_t address):
         """Watch a block no more that its caller never got; the pool takes it back and has counted both."""
-        with self.changing:
-            block = self.live.pop(address, None)
-            self.never_lent += 1
+        block = self.live.pop(address, None)
+        self.never_lent += 1
         if block is not None:
+            self.end(block)
             self.access.uncover(block)
 
     def is_live(self, uint64_t address):
@@ -167,14 +214,14 @@ cdef class Ledger:
         """Give back all that waits in quarantine: the pool is trimmed, or cannot serve a request."""
         self.release(0)
 
-    def release(self, bound):
+    def release(self, int64_t bound):
         """Let the oldest blocks out of quarantine until at most `bound` bytes are left there."""
-        while True:
-            with self.changing:
-                if self.waiting_bytes <= bound and len(self.waiting) <= (self.most_waiting if bound else 0):
-                    return
+        while self.waiting_bytes > bound or len(self.waiting) > (self.most_waiting if bound else 0):
+            try:
                 _, block = self.waiting.popitem(last=False)
-                self.waiting_bytes -= block.nbytes
+            except KeyError:                      # a finaliser, or another thread, was faster
+                return
+            self.waiting_bytes -= block.nbytes
             try:
                 self.look_at_last(block)
             finally:
@@ -190,31 +237,37 @@ cdef class Ledger:
 
     cdef take(self, address):
         """The live block at an address, which from now on is one that was freed."""
-        with self.changing:
-            block = self.live.pop(address, None)
-            if block is not None:
-                self.freed[address] = block
-                while len(self.freed) > self.most_freed:
-                    self.freed.popitem(last=False)
+        block = self.live.pop(address, None)
         if block is None:
             raise NotLive(address)
+        self.freed[address] = block
+        while len(self.freed) > self.most_freed:
+            self.freed.popitem(last=False)
         self.access.uncover(block)
         return block
 
     cdef take_back(self, block):
         """Make a block live again whose free has failed."""
         block.freer = block.freed_at = None
-        with self.changing:
-            self.freed.pop(block.address, None)
-            self.live[block.address] = block
+        self.freed.pop(block.address, None)
+        self.live[block.address] = block
         self.access.cover(block)
 
     cdef put_away(self, block):
         """Free a block, or have it wait."""
-        if block.nbytes > self.bound:
-            self.access.put(block.base, block.freer)
-            return
-        with self.changing:
-            self.waiting[block.address] = block
-            self.waiting_bytes += block.nbytes
-        self.release(self.bound)
+        cdef bint waits = block.nbytes <= self.bound
+        try:
+            self.end(block)
+        finally:
+            if waits:
+                self.waiting_bytes += block.nbytes
+                self.waiting[block.address] = block
+            else:
+                self.access.put(block.base, block.freer)
+        if waits:
+            self.release(self.bound)
+
+    cdef end(self, block):
+        """Tell a profiler that a block is free."""
+        if self.ranges is not None:
+            self.ranges.end(block)

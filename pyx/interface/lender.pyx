@@ -1,6 +1,6 @@
 """The way of a block out of a pool and back, as pools and buffers share it."""
+import itertools
 import logging
-import threading
 import weakref
 
 cimport cython
@@ -50,28 +50,25 @@ cdef enum:
     SLICE_BYTES = 64 << 20        # that a trim with a budget gives back at once, at first
 
 logger = logging.getLogger("vpool")
-_lenders = PerProcess(weakref.WeakSet)
-# Re-entrant: a collection inside may run a finaliser that makes a pool.
-_registering = PerProcess(threading.RLock)
+# By number.  No lock: in a collection while it is held a finaliser may wait for who waits for it.
+_lenders = PerProcess(weakref.WeakValueDictionary)
+_numbers = itertools.count()
 
 
 def pools():
     """Every pool that is open in this process, in no order."""
-    with _registering.here:
-        known = list(_lenders.here)
-    return [pool for pool in known if not pool.closed]
+    return [pool for pool in pools_and_closed() if not pool.closed]
 
 
 def pools_and_closed():
     """The same with those that were closed and have blocks that somebody still uses."""
-    with _registering.here:
-        return list(_lenders.here)
+    known = [reference() for reference in _lenders.here.valuerefs()]
+    return [pool for pool in known if pool is not None]
 
 
 cdef int register(Lender lender) except -1:
     """Make a pool one of `pools`."""
-    with _registering.here:
-        _lenders.here.add(lender)
+    _lenders.here[next(_numbers)] = lender
     if journal_tags_in_use():
         noted_switch(lender.areas, False)
     return 0
@@ -79,9 +76,7 @@ cdef int register(Lender lender) except -1:
 
 def _count_tags():
     """Have every pool count by tag: this process has one."""
-    with _registering.here:
-        known = list(_lenders.here)
-    for pool in known:
+    for pool in pools_and_closed():
         noted_switch((<Lender> pool).areas, False)
 
 

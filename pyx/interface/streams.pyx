@@ -8,6 +8,7 @@ from libc.stdint cimport uint64_t
 
 from vpool._base.lock cimport atomic_add, atomic_read
 from vpool._interface.captures cimport CaptureTable
+from vpool._interface.captures cimport settle as settle_captures
 from vpool._interface.diagnosis cimport forked
 from vpool._management.areas cimport Areas
 from vpool._management.order cimport thread_number
@@ -312,10 +313,9 @@ cdef class StreamTable:
         """Release the captures whose graphs are gone, learn which are over, and let go of streams."""
         if self.kept or self.going:
             self.let_go_of_objects(True)
-        if self.captures is not None:
-            self.captures.settle()
-            if self.captures.capturing:
-                self.captures.ask_again()
+        settle_captures()
+        if self.captures is not None and self.captures.capturing:
+            self.captures.ask_again()
         return 0
 
     cdef int slot_of_handle(self, uint64_t handle) except -1:

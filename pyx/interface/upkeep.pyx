@@ -3,6 +3,7 @@ cimport cython
 from libc.stdint cimport uint64_t
 
 from vpool._base.clock cimport now_ns
+from vpool._base.ending cimport is_finalizing
 from vpool._interface.diagnosis cimport source_error
 from vpool._interface.events cimport read_origins
 from vpool._interface.gauge cimport Gauge
@@ -275,7 +276,8 @@ cdef class Upkeep(Lender):
         Returns
         -------
         vpool.trimming.Trimmed
-            An int, the bytes that went back, whose ``kept`` has pairs of the bytes that stayed and the reason.
+            An int, the bytes that went back, whose ``kept`` has pairs of the bytes that stayed and the reason; none
+            at the very end of the interpreter, in a finaliser.
 
         Raises
         ------
@@ -302,6 +304,8 @@ cdef class Upkeep(Lender):
             error = self.release_slices(least, now_ns() + <uint64_t> limit, &released, &late)
         if error is not None:
             raise error
+        if is_finalizing():                       # NumPy, which a report is made with, may be half gone
+            return Trimmed(released, ())
         return Trimmed(released, why_kept(self.inspect(), least, late))
 
     def reset_peaks(self):

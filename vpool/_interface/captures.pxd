@@ -18,7 +18,7 @@ cdef class CaptureTable:
     cdef dict capturing
     cdef int believed             # how many those are
     cdef object changing          # threading.RLock of these
-    cdef unsigned long long seen  # graphs that were known to be gone at the last look
+    cdef object __weakref__
 
     cdef int slot_of(self, object table, object stream, uint64_t handle, uint64_t thread) except -1
     cdef int meet(self, object table, tuple where, object stream, uint64_t id, uint64_t graph) except -1
@@ -26,4 +26,7 @@ cdef class CaptureTable:
     cdef note_over(self, where)
     cdef int is_over(self, tuple where) except -1
     cdef int ask_again(self) except -1
-    cdef int settle(self) except -1
+    cdef int release_gone(self) except -1
+
+
+cdef int settle() except -1

@@ -1,22 +1,32 @@
 from collections import OrderedDict
-from threading import RLock
-from typing import Any
+from typing import Any, final
 
 from vpool._interface.access import Access
 from vpool.errors import GuardError
 
 class NotLive(LookupError): ...
 
+@final
+class Ranges:
+    def __init__(self, pool: str, domain: Any, counter: Any) -> None: ...
+
 class Ledger:
     access: Access
-    changing: RLock
     live: dict[int, Any]
     freed: OrderedDict[int, Any]
     waiting: OrderedDict[int, Any]
     waiting_bytes: int
     never_lent: int
     bound: int
-    def __init__(self, access: Access, poison: int | None, *, most_waiting: int, most_freed: int) -> None: ...
+    def __init__(
+        self,
+        access: Access,
+        poison: int | None,
+        *,
+        most_waiting: int,
+        most_freed: int,
+        ranges: Ranges | None = None,
+    ) -> None: ...
     def enter(self, block: Any) -> None: ...
     def free(self, address: int, slot: int | None = None, *, surely: bool = False) -> GuardError | None: ...
     def drop(self, address: int) -> None: ...

@@ -1,0 +1,167 @@
+"""Python code runs in the middle of the pool's own: collections with finalisers, other threads, and signals."""
+
+import os
+import sys
+import threading
+
+import pytest
+
+import vpool
+from tests.helpers.debug import debug_pool
+from tests.helpers.pools import MIB
+from vpool._interface import tags
+
+PACKAGE = os.path.dirname(vpool.__file__)
+
+
+def free_and_make(pool):
+    """What a thread does that a finaliser may wait for."""
+    pool.deallocate(pool.allocate(1000))
+    pool.empty(500).close()
+    with vpool.Pool(source="simulated") as other:
+        assert other in vpool.pools()
+
+
+@pytest.fixture
+def watched():
+    with debug_pool("guard,poison,quarantine,sites") as pool:
+        yield pool
+
+
+def free_nothing(pool):
+    with pytest.raises(vpool.ForeignPointerError):
+        pool.deallocate(12345)
+
+
+CALLS = {
+    "free": lambda pool: pool.deallocate(pool.allocate(100)),
+    "a buffer": lambda pool: pool.empty(100),
+    "a stray free": free_nothing,
+    "stats": lambda pool: pool.stats,
+    "leaks": lambda pool: pool.leaks(),
+    "inspect": lambda pool: pool.inspect(),
+    "snapshot": lambda pool: pool.snapshot(),
+    "check": lambda pool: pool.check(),
+    "trim": lambda pool: pool.trim(),
+    "a limit": lambda pool: pool.set_limit(32 * MIB),
+    "pools": lambda pool: vpool.pools(),
+    "a new pool": lambda pool: vpool.Pool(source="simulated"),
+    "the first tag": lambda pool: [note() for note in tags.first_use],
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_finaliser_may_wait_for_a_thread_that_uses_the_pool(watched, call):
+    """A collection may begin on every line of Python: nothing may be held there that the thread wants."""
+    kept = [watched.empty(1000), watched.empty(2000)]
+    seen, hung = set(), []
+
+    def line(frame, event, arg):
+        place = frame.f_code, frame.f_lineno
+        if place not in seen and not hung:
+            seen.add(place)
+            thread = threading.Thread(target=free_and_make, args=(watched,), daemon=True)
+            thread.start()
+            thread.join(10)
+            hung.extend([place] if thread.is_alive() else [])
+        return line
+
+    sys.settrace(line)
+    try:
+        call(watched)
+    finally:
+        sys.settrace(None)
+    assert not hung
+    assert len(kept) == watched.leaks().blocks
+    watched.check()
+
+
+class Interrupted:
+    """An interrupt behind a number of steps of the package's Python code, as of a signal that comes then."""
+
+    def __init__(self, after):
+        self.after, self.steps = after, 0
+
+    def _step(self):
+        self.steps += 1
+        if self.steps == self.after + 1:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+
+    def _opcode(self, frame, event, arg):
+        if event == "opcode":
+            self._step()
+        return self._opcode
+
+    def _call(self, frame, event, arg):
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        frame.f_trace_opcodes = True
+        self._step()
+        return self._opcode
+
+    def __enter__(self):
+        sys.settrace(self._call)
+
+    def __exit__(self, *exc_info):
+        sys.settrace(None)
+        return exc_info[0] is KeyboardInterrupt
+
+
+class Profiler:
+    """NVTX, as far as pools use it."""
+
+    def __init__(self):
+        self.open, self.value = set(), 0
+
+    def get_counter(self, name, dtype):
+        return self
+
+    def sample(self, value):
+        self.value = value
+
+    def start_range(self, message, category, payload):
+        self.open.add(len(self.open) + 1000 * payload)
+        return len(self.open) - 1 + 1000 * payload
+
+    def end_range(self, number):
+        self.open.remove(number)
+
+
+STEPS = {
+    "allocate": lambda pool, kept: kept.append(pool.allocate(900)),
+    "empty": lambda pool, kept: kept.append(pool.empty(900)),
+    "free": lambda pool, kept: pool.deallocate(kept[0]),
+    "close": lambda pool, kept: kept[1].close(),
+    "drop": lambda pool, kept: kept.pop(),
+    "resize": lambda pool, kept: pool.resize(kept[1], 5000),
+}
+
+
+@pytest.mark.parametrize("debug", ["guard,poison,quarantine,sites", "quarantine,sites,nvtx", "nvtx"])
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_a_signal_at_any_moment_loses_nothing(step, debug, monkeypatch):
+    profiler = Profiler()
+    if "nvtx" in debug:
+        monkeypatch.setattr(pytest.importorskip("nvtx"), "get_domain", lambda name: profiler)
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: None)
+    after, interrupt = 0, None
+    while interrupt is None or interrupt.steps > interrupt.after:
+        with debug_pool(debug, "host" if "guard" in debug else "simulated") as pool:
+            kept = [pool.allocate(700), pool.empty(800)]
+            before = len(kept)
+            interrupt = Interrupted(after)
+            with interrupt:
+                step(pool, kept)
+            pool.check()
+            for one in kept[before:]:
+                pool.deallocate(one)
+            del kept[1:]
+            if pool.leaks().blocks:
+                pool.deallocate(kept[0])
+            assert pool.leaks().blocks == 0
+            pool.trim()
+            stats = pool.stats
+            assert (stats.allocated_bytes, stats.pending_bytes, stats.allocations) == (0, 0, stats.frees)
+            assert (profiler.open, profiler.value) == (set(), 0)
+        after += 1 + after // 40  # every step of the short ones
