@@ -240,6 +240,50 @@ class TestLimits:
             pool.allocate(MIB)
         assert kept == []
 
+    def test_callbacks_are_asked_by_priority_until_one_helps(self, pool):
+        pool.limit("ranked", MIB)
+        asked = []
+
+        def never(needed):
+            asked.append("never")
+
+        def add_another(needed):
+            asked.append("first")
+            pool.on_pressure(add_another, priority=3)
+
+        def give(needed):
+            asked.append("second")
+            pool.deallocate(kept)
+
+        pool.on_pressure(never)
+        pool.on_pressure(give, priority=1)
+        pool.on_pressure(add_another, priority=2)
+        with vpool.tag("ranked"):
+            kept = pool.allocate(MIB)
+            pool.deallocate(pool.allocate(MIB))
+        assert asked == ["first", "second"]
+
+    def test_a_pool_that_a_callback_closes_lends_nothing(self, pool):
+        pool.limit("closing", MIB)
+        with vpool.tag("closing"):
+            kept = pool.allocate(MIB)
+
+            def close(needed):
+                pool.deallocate(kept)
+                pool.close()
+
+            pool.on_pressure(close)
+            with pytest.raises(vpool.ClosedPoolError):
+                pool.allocate(MIB)
+        assert pool.stats.allocated_bytes == 0
+
+    def test_a_quarantine_is_emptied_first(self):
+        with vpool.Pool(vpool.Dynamic(initial="64MiB"), source="host", debug="quarantine") as pool:
+            pool.limit("quarantined", MIB)
+            with vpool.tag("quarantined"):
+                for _ in range(2):
+                    pool.deallocate(pool.allocate(MIB))
+
     def test_a_request_that_fails_for_another_reason(self):
         """It leaves nothing counted."""
         with simulated_pool(16 * MIB, initial=MIB) as pool:

@@ -199,9 +199,7 @@ cdef class Lender:
         with nogil:
             fits = noted_begin(self.areas, request)
         if not fits:
-            cause = self.pressure.make_room(request)
-            with nogil:
-                fits = noted_begin(self.areas, request)
+            cause = self.pressure.ask_python(request, self.name, True, &fits)
         if not fits:
             self.core.count_failure(STATUS_OK)
             raise over_limit(self.areas, self.name, request) from cause

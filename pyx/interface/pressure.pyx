@@ -9,6 +9,7 @@ from vpool._base.lock cimport atomic_add, atomic_read
 from vpool._interface.diagnosis cimport failure, forked
 from vpool._management.areas cimport Areas
 from vpool._management.core cimport core_deallocate, request_broken
+from vpool._management.noted cimport noted_begin
 from vpool._management.state cimport (
     RUNG_CALL,
     RUNG_COLLECT,
@@ -49,13 +50,13 @@ cdef class Pressure:
     cdef int climb(self, Request* request, str name) except -1:
         """Find the request a block, or raise what it failed with.  No lock is held, and the GIL only between."""
         cause = None
-        cdef bint futile
+        cdef bint futile, helped
         with nogil:
             self.areas.climb(request, RUNG_SEARCH, RUNG_TRIM)
         futile = request.tried == 0
         if request.block_id == 0 and not futile and not request_broken(request):
-            cause = self.ask_python(request, name)
-            if request.block_id == 0 and self.areas.state.word & STATE_CLOSED:
+            cause = self.ask_python(request, name, False, &helped)
+            if not helped and self.areas.state.word & STATE_CLOSED:
                 raise ClosedPoolError(f"pool {name!r} was closed meanwhile") from cause
         if request.block_id == 0 and not futile and self.areas.core.may_wait and not request_broken(request):
             with nogil:
@@ -94,15 +95,15 @@ cdef class Pressure:
                 format_bytes(request.grown),
             )
 
-    cdef ask_python(self, Request* request, str name):
-        """Pressure callbacks, then a garbage collection; a callback's exception, if one raised.
+    cdef ask_python(self, Request* request, str name, bint over_limit, bint* helped):
+        """Pressure callbacks, then a garbage collection, until one helped; a callback's exception, if one raised.
 
-        A request that fails inside a callback asks no callback again, so this is bounded.
+        `over_limit` is of a request beyond its tag's limit, which then only has to be within it.  A request that
+        fails inside a callback asks no callback again, so this is bounded.
         """
         raised = None
-        if self.quarantine is not None and self.retry(request, RUNG_CALL, name):
-            return None
-        if getattr(self.pressed, "now", False):
+        helped[0] = self.quarantine is not None and self.retry(request, RUNG_CALL, name, over_limit)
+        if helped[0] or getattr(self.pressed, "now", False):
             return None
         self.pressed.now = True
         try:
@@ -112,37 +113,28 @@ cdef class Pressure:
                     callback(request.requested)
                 except Exception as error:
                     raised = error
-                if self.retry(request, RUNG_CALL, name):
+                helped[0] = self.retry(request, RUNG_CALL, name, over_limit)
+                if helped[0]:
                     return None
             gc.collect()
-            self.retry(request, RUNG_COLLECT, name)
+            helped[0] = self.retry(request, RUNG_COLLECT, name, over_limit)
         finally:
             self.pressed.now = False
         return raised
 
-    cdef make_room(self, Request* request):
-        """Have callbacks and a collection free what a tag has; a callback's exception, if one raised."""
-        raised = None
-        if getattr(self.pressed, "now", False):
-            return None
-        self.pressed.now = True
-        try:
-            for _, _, callback in self.callbacks:
-                try:
-                    callback(request.requested)
-                except Exception as error:
-                    raised = error
-            gc.collect()
-        finally:
-            self.pressed.now = False
-        return raised
-
-    cdef bint retry(self, Request* request, int rung, str name) except -1:
-        """Count a rung that Python has tried, and climb the ones before it again."""
+    cdef bint retry(self, Request* request, int rung, str name, bint over_limit) except -1:
+        """Whether what Python has tried was enough; the rungs before it are climbed again, and it is counted."""
+        cdef bint fits
         if self.areas.state.word & STATE_FORKED:  # by what was called
             raise forked(name)
         if self.quarantine is not None:           # which what was called may have freed into
             self.quarantine()
+        if over_limit:
+            if self.areas.state.word & STATE_CLOSED:
+                raise ClosedPoolError(f"pool {name!r} was closed meanwhile")
+            with nogil:
+                fits = noted_begin(self.areas, request)
+            return fits
         with nogil:
             atomic_add(self.areas.state.rung_tries[rung], 1)
             request.tried |= <unsigned int> 1 << rung

@@ -12,6 +12,5 @@ cdef class Pressure:
 
     cdef int climb(self, Request* request, str name) except -1
     cdef tell(self, Request* request, str name)
-    cdef ask_python(self, Request* request, str name)
-    cdef make_room(self, Request* request)
-    cdef bint retry(self, Request* request, int rung, str name) except -1
+    cdef ask_python(self, Request* request, str name, bint over_limit, bint* helped)
+    cdef bint retry(self, Request* request, int rung, str name, bint over_limit) except -1
