@@ -3,8 +3,8 @@
 import pytest
 
 import vpool
-from tests.helpers.cases import Runner, needs_of
-from tests.helpers.pools import MIB
+from tests.helpers.cases import Runner, needs_of, pool_of
+from tests.helpers.pools import KIB, MIB
 
 
 def case(*events, capacity=4 * MIB, strategy="dynamic", checks=None, **options):
@@ -124,3 +124,15 @@ def test_blocks_that_overlap_are_seen(monkeypatch):
     monkeypatch.setattr(runner, "call", lambda *arguments, **options: call(*arguments, **options) // 1024 * 1024)
     with pytest.raises(AssertionError, match="b and a are live on the same bytes"):
         runner.run()
+
+
+@pytest.mark.parametrize(
+    ("bins", "blocks"),
+    [([256, 1000, 64 * KIB], (256, 1024, 64 * KIB)), ([256, 2 * MIB], (256,)), ([2 * MIB], ()), ([], ())],
+)
+def test_a_hybrid_case_has_a_pool_with_its_bins(bins, blocks):
+    """Those that are small for the capacity; without any the core is a slab."""
+    with pool_of(case(strategy="hybrid", bins=bins), vpool.sources.Simulated(4 * MIB)) as pool:
+        core = pool.inspect().core
+        assert tuple(nbytes for nbytes, _ in core["block_sizes"]) == blocks
+        assert 0 < core["reserved_bytes"] <= MIB

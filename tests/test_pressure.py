@@ -399,3 +399,41 @@ def test_the_error_keeps_no_memory_alive():
         assert pool.stats.allocated_bytes == 0
         assert pool.empty(8 * MIB).ptr
         assert kept.report.allocated_bytes == 8 * MIB
+
+
+def test_no_list_is_too_long_for_the_last_search():
+    """Thousands of blocks of the request's own class that are a little too small, and one behind them that is not."""
+    short, enough, count = 4096 * GRANULE, 4100 * GRANULE, 5000
+    with full_pool(count * (short + GRANULE) + enough) as pool:
+        last = pool.allocate(enough)
+        blocks = []
+        for _ in range(count):
+            pool.allocate(GRANULE)
+            blocks.append(pool.allocate(short))
+        for ptr in [last, *blocks]:
+            pool.deallocate(ptr)
+        assert pool.allocate(enough) == last
+        pool.deallocate(last)
+        assert pool.allocate(enough, pool.source.driver.create_stream()) == last
+        assert pool.stats.ooms == 0
+        pool.check()
+
+
+@pytest.mark.parametrize("who", ["a capture", "the host", "a pool that never waits"])
+def test_what_is_complete_is_found_behind_what_is_not(who):
+    """By whoever cannot have the other behind an event."""
+    with full_pool(4 * MIB, on_pressure="raise" if who == "a pool that never waits" else "wait") as pool:
+        driver = pool.source.driver
+        one, other = driver.create_stream(), driver.create_stream()
+        blocks = [pool.allocate(MIB, one) for _ in range(4)]
+        pool.deallocate(blocks[0])
+        pool.trim()  # now that is known to be complete
+        driver.queue_work(one)
+        pool.deallocate(blocks[2])
+        if who == "a capture":
+            driver.begin_capture(other)
+        elif who == "a pool that never waits":
+            driver.destroy_stream(one)
+        drains = pool.crossings["drains"]
+        assert pool.allocate(MIB, vpool.streams.HOST if who == "the host" else other) == blocks[0]
+        assert (pool.crossings["drains"], pool.crossings["waits"]) == (drains, 0)

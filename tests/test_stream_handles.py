@@ -293,21 +293,57 @@ def test_a_default_stream_may_be_entered_again_inside_itself():
         assert default_now(pool) == 0
 
 
+class CUDARuntimeError(RuntimeError):
+    pass
+
+
+def stand_in(name, ask, monkeypatch):
+    """Have a framework imported, whose current stream on a device is what `ask` says."""
+
+    def current_stream(device):
+        return types.SimpleNamespace(ptr=ask(device), cuda_stream=ask(device))
+
+    cuda = types.SimpleNamespace(
+        current_stream=current_stream,
+        get_current_stream=current_stream,
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        runtime=types.SimpleNamespace(CUDARuntimeError=CUDARuntimeError),
+    )
+    for other in ("torch", "cupy"):
+        monkeypatch.delitem(sys.modules, other, raising=False)
+    monkeypatch.setitem(sys.modules, name, types.SimpleNamespace(cuda=cuda))
+
+
 @pytest.mark.parametrize("works", [True, False])
 def test_the_current_stream_where_cupy_is_imported(works, monkeypatch):
     """Also on a machine without a device, where CuPy has none."""
 
-    class CUDARuntimeError(RuntimeError):
-        pass
-
-    def get_current_stream():
+    def ask(device):
         if not works:
             raise CUDARuntimeError("cudaErrorInsufficientDriver")
-        return types.SimpleNamespace(ptr=0x7F0)
+        return 0x7F0
 
-    cuda = types.SimpleNamespace(
-        get_current_stream=get_current_stream, runtime=types.SimpleNamespace(CUDARuntimeError=CUDARuntimeError)
-    )
-    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    stand_in("cupy", ask, monkeypatch)
     assert stream_handle("current") == (0x7F0 if works else 0)
+
+
+@pytest.mark.parametrize("name", ["torch", "cupy"])
+def test_the_current_stream_is_of_the_pools_device(name, monkeypatch):
+    """Whatever device is the thread's: its streams could not be waited for by the pool's events."""
+    driver = FakeCudaDriver(1 << 30, devices=2)
+    streams = [driver.create_stream() for _ in range(2)]
+    stand_in(name, lambda device: streams[device], monkeypatch)
+    with vpool.Pool(vpool.Dynamic(initial="1MiB"), vpool.sources.Source(driver, "cuda", device=1)) as pool:
+        assert pool.empty(100, "current").stream == streams[1]
+
+
+@pytest.mark.parametrize("name", ["torch", "cupy"])
+def test_a_framework_that_is_being_imported_is_not_in_use(name, monkeypatch):
+    """By another thread, in which its parts are not all there yet."""
+    module = types.ModuleType(name)
+    module.__spec__ = types.SimpleNamespace(_initializing=True)
+    for other in ("torch", "cupy"):
+        monkeypatch.delitem(sys.modules, other, raising=False)
+    monkeypatch.setitem(sys.modules, name, module)
+    assert stream_handle("current") == 0

@@ -1,6 +1,7 @@
 """Stream objects of any kind and any end: a pool keeps some, and must neither outlive its use of them nor be hurt."""
 
 import contextlib
+import ctypes
 import gc
 import os
 import sys
@@ -8,6 +9,7 @@ import threading
 import time
 import weakref
 
+import numpy as np
 import pytest
 
 import vpool
@@ -42,6 +44,23 @@ def cross(pool, one, other):
     pool.source.driver.queue_work(getattr(one, "handle", one))
     pool.deallocate(ptr)
     pool.deallocate(pool.allocate(CAPACITY, other))
+
+
+@pytest.mark.parametrize("box", [ctypes.c_void_p, np.array], ids=["ctypes", "numpy"])
+def test_what_holds_a_number_that_changes_is_asked_each_time(pool, box):
+    """As programs have one pointer for every stream that they create and destroy in turn."""
+    streams = [pool.source.driver.create_stream() for _ in range(2)]
+    place = box(streams[0])
+    buffer = pool.empty(100, place)
+    assert buffer.stream == streams[0]
+    if box is np.array:
+        place[...] = streams[1]
+    else:
+        place.value = streams[1]
+    assert pool.empty(100, place).stream == streams[1]
+    buffer.close(stream=place)
+    pool.forget_stream(place)
+    assert pool.empty(100, streams[0]).stream == streams[0]
 
 
 # Whose an object is.

@@ -159,7 +159,8 @@ class Shortage:
                 f"wait for work on the device: a range that would do is free but for {format_bytes(pending)} that "
                 f"are pending"
                 if pending
-                else "retry on a stream that does not capture: what is free is kept from it"
+                else "retry on a stream that does not capture, or once `trim()` has waited for the work that may still"
+                " use what is free"
             )
             yield Remedy("wait", text)
         growth = None if confined or not report.grows else self._growth()

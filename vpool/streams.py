@@ -27,7 +27,7 @@ work with it is complete.  Streams that still have work with it can be told by `
 """
 
 
-def stream_handle(stream):
+def stream_handle(stream, device=None):
     """The CUDA handle of a stream.
 
     Parameters
@@ -36,6 +36,8 @@ def stream_handle(stream):
         None is the legacy default stream.  ``"current"`` asks the framework in use, PyTorch or CuPy.
         An object has `__cuda_stream__` (the protocol of cuda.core), `cuda_stream` (PyTorch), `ptr`
         (CuPy) or `handle` (Numba).  `HOST` has a number that is no handle, for reports.
+    device : int, optional
+        Ordinal of the device whose stream ``"current"`` means; the framework's current one if not given.
 
     Returns
     -------
@@ -49,15 +51,24 @@ def stream_handle(stream):
     ValueError
         For a handle that is no address.
     """
+    return read_stream(stream, device)[0]
+
+
+def read_stream(stream, device=None):
+    """The same, and whether the handle is an attribute of an object, which has it as long as it lives.
+
+    What is a number itself, or has one as a ctypes pointer does, may be another stream's the next time.
+    """
     if stream is None:
-        return 0
+        return 0, False
     if isinstance(stream, bool):
         raise TypeError("stream must not be a bool")
     if isinstance(stream, str):
         if stream != "current":
             raise ValueError(f'a stream that is named must be "current", not {stream!r}')
-        stream = _current()
+        return stream_handle(_current(device)), False
     protocol = getattr(stream, "__cuda_stream__", None)
+    lasts = True
     if protocol is not None:
         answer = protocol() if callable(protocol) else protocol
         try:
@@ -66,32 +77,37 @@ def stream_handle(stream):
             kind = type(stream).__name__
             raise TypeError(f"__cuda_stream__ of {kind} must give a version and a handle, not {answer!r}") from None
     else:
-        handle = stream
         for attribute in ("cuda_stream", "ptr", "handle"):
             if hasattr(stream, attribute):
                 handle = getattr(stream, attribute)
                 break
-    if handle is None:  # Numba's default stream
-        return 0
+        else:
+            handle, lasts = stream, False
     handle = getattr(handle, "value", handle)  # a ctypes pointer
     try:
-        handle = operator.index(0 if handle is None else handle)
+        handle = operator.index(0 if handle is None else handle)  # Numba's default stream has None
     except TypeError:
         raise TypeError(f"stream must be a handle or an object that has one, not {type(stream).__name__}") from None
     if not 0 <= handle < 2**64:
         raise ValueError(f"a stream handle has 64 bits, got {handle}")
-    return 0 if handle == 1 else handle
+    return 0 if handle == 1 else handle, lasts
 
 
-def _current():
-    """The current stream of the framework that is in use; the legacy default stream if none is."""
-    torch = sys.modules.get("torch")
+def _current(device):
+    """Handle of the framework's current stream on a device; of the legacy default stream if none is in use."""
+    torch = _imported("torch")
     if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        return torch.cuda.current_stream().cuda_stream
-    cupy = sys.modules.get("cupy")
+        return torch.cuda.current_stream(device).cuda_stream
+    cupy = _imported("cupy")
     if cupy is not None:
         try:
-            return cupy.cuda.get_current_stream().ptr
+            return cupy.cuda.get_current_stream(-1 if device is None else device).ptr
         except cupy.cuda.runtime.CUDARuntimeError:
             return 0  # imported, and without a device that it could use
     return 0
+
+
+def _imported(name):
+    """A module, if some thread has imported it whole."""
+    module = sys.modules.get(name)
+    return None if getattr(getattr(module, "__spec__", None), "_initializing", False) else module

@@ -16,7 +16,7 @@ from vpool._management.state cimport STATE_CLOSED, STATE_FORKED
 from vpool._storage.driver cimport STATUS_OK
 
 from vpool.errors import SourceError
-from vpool.streams import HOST, stream_handle
+from vpool.streams import HOST, read_stream, stream_handle
 
 cdef enum:
     LEGACY_STREAM = 0
@@ -177,11 +177,12 @@ cdef class StreamTable:
     cdef int slot_of(self, stream) except -1:
         """The slot of a stream, made on first use.
 
-        A stream object is asked for its handle once; the handle of a number is checked on each call,
-        since it may have come back as another stream's.  A stream that captures has another slot
-        meanwhile; nothing but asking the driver tells.
+        A stream object is asked for its handle once; the handle of a number, also of one that may change as
+        a ctypes pointer's, is checked on each call, since it may have come back as another stream's.  A stream
+        that captures has another slot meanwhile; nothing but asking the driver tells.
         """
         cdef int slot
+        cdef bint lasts = False
         if stream is None:
             stack = getattr(_defaults, "stack", None)
             stream = stack[len(stack) - 1] if stack else None
@@ -193,16 +194,14 @@ cdef class StreamTable:
             return self.captured(stream, atomic_read(self.areas.state.table[slot].stream)) or slot
         if stream is HOST:
             return self.host_slot()
-        handle = self.handle_of(stream)
+        handle = self.handle_of(stream, &lasts)
         # First: to ask for the id of a stream that captures invalidates the capture.
         slot = self.captured(stream, handle)
         if slot:
             return slot
         slot = self.slot_of_handle(handle)
-        if isinstance(stream, int):
-            return slot
-        if handle == PER_THREAD_STREAM or isinstance(stream, str):
-            return slot                           # means another stream each time
+        if handle == PER_THREAD_STREAM or not lasts or isinstance(stream, int):
+            return slot                           # means another stream each time, or may
         if self.is_over():
             return slot
         try:
@@ -277,9 +276,10 @@ cdef class StreamTable:
             self.going.append(kept)
         return 0
 
-    cdef uint64_t handle_of(self, stream) except? 0:
-        """The handle of a stream, by its own code, which may have forked."""
-        cdef uint64_t handle = stream_handle(stream)
+    cdef uint64_t handle_of(self, stream, bint* lasts) except? 0:
+        """The handle of a stream, and whether it is the object's for good, by its own code, which may have forked."""
+        cdef uint64_t handle
+        handle, lasts[0] = read_stream(stream, self.areas.core.source.device)
         if self.areas.state.word & STATE_FORKED:
             raise forked(self.name)
         return handle
@@ -411,11 +411,12 @@ cdef class StreamTable:
     def forget(self, stream):
         """Let go of a stream, best before it is destroyed: nothing that comes later inherits its slot."""
         cdef int slot
+        cdef bint lasts
         known = self.by_object.get(id(stream))
         if known is not None and known[0]() is stream:
             slot = known[1]                       # its handle may be another stream's by now
         else:
-            slot = self.by_handle.get(self.handle_of(stream), -1)
+            slot = self.by_handle.get(self.handle_of(stream, &lasts), -1)
         if slot > 0:
             with self.changing:
                 self.drop_slot(slot)

@@ -13,7 +13,7 @@ from vpool._management.core cimport Core, PeakFigures, core_deallocate, core_liv
 from vpool._management.cross cimport cross_free, cross_use
 from vpool._management.idle cimport idle_look, idle_trim
 from vpool._management.journal cimport MOST_TAGS, TagCount, journal_close
-from vpool._management.ladder cimport ladder_climb, ladder_ensure
+from vpool._management.ladder cimport ladder_climb, ladder_ensure, ladder_search_all
 from vpool._management.noted cimport noted_free, noted_lend
 from vpool._management.order cimport order_waited
 from vpool._management.planned cimport Planned
@@ -38,6 +38,7 @@ from vpool._storage.source cimport Source
 
 cdef enum:
     NEVER = 0xFFFFFFFFFFFFFFFF
+    MOST_LOOKS = 4096             # of one search before the last one
     ALWAYS = 0x8000000000000000   # a stamp that no free reaches
 
 
@@ -149,7 +150,6 @@ cdef class Areas:
 
     cdef BlockId climb(self, Request* request, int first, int last) noexcept nogil:
         """Try some rungs of the ladder, of a common request in the fixed core first."""
-        cdef uint16_t slot = request.arena.slot
         if self.hopeless(request):
             return 0
         if self.planned is not None and request.tried == 0:
@@ -160,19 +160,27 @@ cdef class Areas:
                 request.arena = request.arena.fixed
                 return request.block_id
         if request.common:
-            request.arena = self.fixed_state.arenas[slot]
-            request.nbytes = round_up(request.requested + request.guards, request.arena.rounding)
+            self.turn_to(self.fixed, request)
             # It never grows, and has nothing to give back.
-            if first == RUNG_SEARCH:
-                ladder_climb(self.fixed, request, RUNG_SEARCH, RUNG_MERGE)
-            else:
-                ladder_climb(self.fixed, request, first, last)
+            ladder_climb(self.fixed, request, first, last if first != RUNG_SEARCH else RUNG_MERGE)
             # Blocks cannot be cut to an alignment: what none of them has may come from elsewhere.
             if request.block_id or self.core_only and request.alignment == GRANULE:
+                return request.block_id if request.block_id else ladder_search_all(self.fixed, request)
+        self.turn_to(self.core, request)
+        if ladder_climb(self.core, request, first, last) or request_broken(request) or (
+                ladder_search_all(self.core, request)):
+            return request.block_id
+        if request.common:
+            self.turn_to(self.fixed, request)
+            if ladder_search_all(self.fixed, request):
                 return request.block_id
-        request.arena = self.state.arenas[slot]
+            self.turn_to(self.core, request)
+        return 0
+
+    cdef void turn_to(self, Core core, Request* request) noexcept nogil:
+        """Have a request served from an area."""
+        request.arena = core.state.arenas[request.arena.slot]
         request.nbytes = round_up(request.requested + request.guards, request.arena.rounding)
-        return ladder_climb(self.core, request, first, last)
 
     cdef bint hopeless(self, Request* request) noexcept nogil:
         """Whether a request can never be served; notes what is larger than every block of the core."""
@@ -512,3 +520,4 @@ cdef void request_init(Areas areas, Request* request, Arena* arena, uint64_t req
     request.nbytes = round_up(requested, arena.rounding)
     request.alignment = alignment
     request.common = is_common(areas, requested)
+    request.looks = MOST_LOOKS

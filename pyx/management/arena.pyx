@@ -14,7 +14,17 @@ from vpool._base.types cimport (
     count_trailing_zeros,
     round_up,
 )
-from vpool._management.arena cimport CLASSES_PER_ROW, NEVER_CUT, ROWS, Arena, Dependency, Peaks, arena_allocated
+from vpool._management.arena cimport (
+    ANY_STAMP,
+    CLASS_BITS,
+    CLASSES_PER_ROW,
+    NEVER_CUT,
+    ROWS,
+    Arena,
+    Dependency,
+    Peaks,
+    arena_allocated,
+)
 from vpool._management.freelist cimport class_of, freelist_find, freelist_insert, freelist_remove, freelist_take_out
 from vpool._management.hit cimport hit_cut, hit_put, hit_take_from
 from vpool._management.index cimport index_bucket
@@ -25,7 +35,6 @@ cdef enum:
     LEAST_RECORDS = 1 << 12
     FIRST_BUCKETS = 1 << 10
     MOST_DEPENDENCIES = 1 << 24
-    SCAN_LIMIT = 4096             # blocks looked at, under the lock, before the pool grows instead
 
 
 cdef Arena* arena_new(uint16_t slot, uint64_t minimum_remainder, uint64_t rounding) noexcept nogil:
@@ -291,29 +300,36 @@ cdef inline bint _fits(Block* block, uint64_t nbytes, uint64_t alignment) noexce
     return padding + nbytes <= block.nbytes and (padding == 0 or block.flags & FLAG_SOLID == 0)
 
 
-cdef BlockId arena_find_aligned(Arena* arena, uint64_t nbytes, uint64_t alignment) noexcept nogil:
-    """Look through every class that can hold a fitting block, for what `freelist_find` passes over."""
-    cdef uint32_t number
+cdef BlockId arena_find_aligned(Arena* arena, uint64_t nbytes, uint64_t alignment, uint64_t upto,
+                                uint32_t looks) noexcept nogil:
+    """Look through every class that can hold a fitting block, for what `freelist_find` passes over.
+
+    Only a block that was freed with a stamp up to `upto` will do.  So many blocks are looked at; 0: every one.
+    """
+    cdef uint32_t number = class_of(nbytes)
     # Beyond these the first block of any class fits; solid ones cannot be cut to an address, so each is looked at.
     cdef uint32_t last = class_of(nbytes + alignment - GRANULE)
-    cdef int looks = SCAN_LIMIT
     cdef BlockId block_id
-    if arena.minimum_remainder == NEVER_CUT:
+    if arena.minimum_remainder == NEVER_CUT or upto != ANY_STAMP:
         last = <uint32_t> (ROWS * CLASSES_PER_ROW) - 1
-    for number in range(class_of(nbytes), last + 1):
+    while number <= last:
+        if arena.columns[number >> CLASS_BITS] == 0:
+            number = ((number >> CLASS_BITS) + 1) << CLASS_BITS
+            continue
         block_id = arena.heads[number]
         while block_id:
-            if _fits(&arena.blocks[block_id], nbytes, alignment):
+            if arena.blocks[block_id].stamp <= upto and _fits(&arena.blocks[block_id], nbytes, alignment):
                 return block_id
             looks -= 1
             if looks == 0:
                 return 0
             block_id = arena.blocks[block_id].list_next
+        number += 1
     return 0
 
 
 cdef BlockId arena_take_aligned(Arena* arena, uint64_t nbytes, uint64_t requested, uint64_t alignment,
-                                uint16_t tag) noexcept nogil:
+                                uint16_t tag, uint32_t looks) noexcept nogil:
     """Lend a block at a multiple of `alignment`, looking harder than `hit_take`; its number, or 0.
 
     The padding in front stays in the free list.
@@ -323,7 +339,7 @@ cdef BlockId arena_take_aligned(Arena* arena, uint64_t nbytes, uint64_t requeste
     cdef uint64_t padding
     if block_id == 0 or alignment > GRANULE:
         # With an alignment the smallest block that fits beats the first that surely does.
-        front_id = arena_find_aligned(arena, nbytes, alignment)
+        front_id = arena_find_aligned(arena, nbytes, alignment, ANY_STAMP, looks)
         block_id = front_id if front_id else block_id
     if block_id == 0:
         return 0

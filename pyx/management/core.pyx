@@ -366,7 +366,7 @@ cdef class Core:
             # In the same breath, or another thread could take it and this one would grow once more.
             if request.requested:                 # 0: nobody waits for it
                 request.block_id = arena_take_aligned(
-                    arena, request.nbytes, request.requested, request.alignment, request.tag)
+                    arena, request.nbytes, request.requested, request.alignment, request.tag, request.looks)
             if request.block_id:
                 request.address = arena.blocks[request.block_id].address
         bias_drop(&arena.lock)

@@ -4,7 +4,7 @@ from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from vpool._base.bias cimport bias_drop, bias_take
 from vpool._base.lock cimport atomic_add, atomic_read
 from vpool._base.types cimport BLOCK_FREE, BLOCK_LIVE, FLAG_SOLID, FLAG_USED, GRANULE, Block, BlockId, round_up
-from vpool._management.arena cimport Arena, Dependency, arena_find_aligned, arena_take_aligned
+from vpool._management.arena cimport ANY_STAMP, Arena, Dependency, arena_find_aligned, arena_take_aligned
 from vpool._management.freelist cimport freelist_find, freelist_remove
 from vpool._management.hit cimport hit_put
 from vpool._management.index cimport live_find, live_remove
@@ -24,6 +24,7 @@ from vpool._management.order cimport (
     order_mark,
     order_poll,
     order_proved,
+    order_proved_upto,
     order_queue,
 )
 from vpool._management.pending cimport pending_on, pending_put, pending_release, pending_rotate, pending_use
@@ -233,22 +234,33 @@ cdef uint64_t _to_steal(Request* request, Block* block) noexcept nogil:
     return need if need < block.nbytes else block.nbytes
 
 
-cdef bint _take_loan(CoreState* state, Request* request, Arena* owner, bint proved_only, Extent* extent) noexcept nogil:
+cdef BlockId _find_loan(Request* request, Arena* owner, uint64_t upto, bint behind) noexcept nogil:
+    """A fitting free block of another arena that was freed with a stamp up to `upto`, or 0.  Its lock is held.
+
+    With `behind` the first that fits is enough of a look: one that is not proved can be had behind an event.
+    """
+    cdef BlockId block_id = freelist_find(owner, request.nbytes + request.alignment - GRANULE)
+    cdef Block* block = &owner.blocks[block_id]
+    if block_id and not (block.flags & FLAG_SOLID and block.address & (request.alignment - 1)):
+        if block.stamp <= upto:
+            return block_id
+        if behind:
+            return 0
+    return arena_find_aligned(owner, request.nbytes, request.alignment, upto, request.looks)
+
+
+cdef bint _take_loan(CoreState* state, Request* request, Arena* owner, bint proved_only, bint behind,
+                     Extent* extent) noexcept nogil:
     """Lend the request's arena a fitting free block of another; whether there was one."""
+    cdef uint64_t upto = order_proved_upto(state, request.arena.slot, owner.slot) if proved_only else (
+        <uint64_t> ANY_STAMP)
     cdef BlockId block_id
-    cdef bint found
     bias_take(&owner.lock)
-    block_id = freelist_find(owner, request.nbytes + request.alignment - GRANULE)
-    if block_id == 0 or owner.blocks[block_id].flags & FLAG_SOLID and (
-            owner.blocks[block_id].address & (request.alignment - 1)):
-        block_id = arena_find_aligned(owner, request.nbytes, request.alignment)
-    found = block_id != 0
-    if found and proved_only:
-        found = order_proved(state, request.arena.slot, owner.slot, owner.blocks[block_id].stamp)
-    if found:
+    block_id = _find_loan(request, owner, upto, behind)
+    if block_id:
         lend_out(owner, block_id, _to_steal(request, &owner.blocks[block_id]), request.arena.slot, extent)
     bias_drop(&owner.lock)
-    return found
+    return block_id != 0
 
 
 cdef void _cancel_loan(Extent* extent) noexcept nogil:
@@ -276,7 +288,8 @@ cdef BlockId _use_loan(CoreState* state, Source source, Request* request, Extent
         extent.stamp = atomic_read(arena.sequence)
     edge_id = lend_adopt(arena, extent)
     if edge_id:
-        request.block_id = arena_take_aligned(arena, request.nbytes, request.requested, request.alignment, request.tag)
+        request.block_id = arena_take_aligned(
+            arena, request.nbytes, request.requested, request.alignment, request.tag, request.looks)
         request.address = arena.blocks[request.block_id].address
     bias_drop(&arena.lock)
     if edge_id == 0:
@@ -318,7 +331,7 @@ cdef BlockId cross_steal(CoreState* state, Source source, Request* request) noex
                 continue
             if never_behind and _fits(request, state.arenas[slot]):
                 cross_prove(state, source, slot)
-            if _take_loan(state, request, state.arenas[slot], proved_only, &extent):
+            if _take_loan(state, request, state.arenas[slot], proved_only, not never_behind and request.looks, &extent):
                 if _use_loan(state, source, request, &extent) or request.status or request.no_record:
                     return request.block_id
     return 0
@@ -328,7 +341,8 @@ cdef BlockId cross_take_own(Request* request) noexcept nogil:
     """Serve the request from its own arena, looking harder than a hit does."""
     cdef Arena* arena = request.arena
     bias_take(&arena.lock)
-    request.block_id = arena_take_aligned(arena, request.nbytes, request.requested, request.alignment, request.tag)
+    request.block_id = arena_take_aligned(
+        arena, request.nbytes, request.requested, request.alignment, request.tag, request.looks)
     if request.block_id:
         request.address = arena.blocks[request.block_id].address
     bias_drop(&arena.lock)

@@ -269,6 +269,19 @@ cdef BlockId ladder_climb(Core core, Request* request, int first, int last) noex
     return request.block_id
 
 
+cdef BlockId ladder_search_all(Core core, Request* request) noexcept nogil:
+    """The last search: no list is too long, and no block that is complete stands behind one that is not."""
+    cdef uint32_t looks = request.looks
+    request.looks = 0
+    if not _search(core, request):
+        _steal(core, request)
+    request.looks = looks
+    if request.block_id:
+        atomic_add(core.state.rung_tries[<int> RUNG_SEARCH], 1)
+        atomic_add(core.state.rung_hits[<int> RUNG_SEARCH], 1)
+    return request.block_id
+
+
 cdef int ladder_ensure(Core core, uint64_t nbytes) noexcept nogil:
     """Grow by the growth rule unless a free block of `nbytes` is at hand; the source's status."""
     cdef CoreState* state = &core.state

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import vpool
 from tests.helpers import case_checks
+from tests.helpers.pools import GRANULE, MIB, round_up
 
 FOLDER = Path(__file__).parents[1] / "cases"
 PER_THREAD = 2
@@ -24,6 +25,7 @@ WAITS = ("synchronize", "event_synchronize")
 UNSAFE_IN_CAPTURE = (*SOURCE_CALLS, *WAITS, "event_query")
 SIZE_BITS = 63
 MANY_EVENTS = 1000
+CORE_SHARE = 4  # of the capacity, for the core of a hybrid pool at most
 FOREIGN = 0xDEAD0000
 
 
@@ -82,7 +84,20 @@ def pool_of(case, source):
     growth = max(float(growth), 1.0001) if growth <= 16 else int(growth)
     if case.get("strategy") == "fixed":
         return vpool.Pool(vpool.Dynamic(initial=capacity, limit=limit), source=source)
-    return vpool.Pool(vpool.Dynamic(initial=options.get("initial", 0), growth=growth, limit=limit), source=source)
+    strategy = vpool.Dynamic(initial=options.get("initial", 0), growth=growth, limit=limit)
+    if case.get("strategy") == "hybrid":
+        core, blocks = core_of(capacity or total or MIB, options.get("bins", ()))
+        strategy = vpool.Hybrid(core, blocks, dynamic=strategy)
+    return vpool.Pool(strategy, source=source)
+
+
+def core_of(capacity, bins):
+    """Bytes and blocks of a small core that has some of each bin; a slab where no bin is as small."""
+    most = max(capacity // CORE_SHARE, GRANULE)
+    blocks = sorted({round_up(nbytes) for nbytes in bins})
+    while blocks and len(blocks) * blocks[-1] > most:
+        blocks.pop()
+    return len(blocks) * blocks[-1] if blocks else round_up(most), blocks or None
 
 
 class Work:

@@ -43,7 +43,7 @@ cdef class StreamTable:
     cdef bint is_alone(self, key)
     cdef int drop_object(self, key) except -1
     cdef int drop_slot(self, int slot) except -1
-    cdef uint64_t handle_of(self, stream) except? 0
+    cdef uint64_t handle_of(self, stream, bint* lasts) except? 0
     cdef int slot_of_handle(self, uint64_t handle) except -1
     cdef int open_slot(self, uint64_t handle, uint64_t unique_id, uint64_t thread) except -1
     cdef int make_slot(self, uint64_t handle, uint64_t unique_id, uint64_t thread, uint64_t capture) except -1

@@ -45,6 +45,7 @@ cdef class Areas:
     cdef uint64_t live_when_looked  # live blocks when a closed pool last looked for idle segments
 
     cdef BlockId climb(self, Request* request, int first, int last) noexcept nogil
+    cdef void turn_to(self, Core core, Request* request) noexcept nogil
     cdef bint hopeless(self, Request* request) noexcept nogil
     cdef BlockId take(self, Request* request) noexcept nogil
     cdef int open_slot(self, uint64_t stream, uint64_t unique_id, uint64_t thread, uint64_t capture) noexcept nogil

@@ -14,6 +14,7 @@ cdef enum:
     CLASSES_PER_ROW = 1 << CLASS_BITS
     NEVER_CUT = 0xFFFFFFFFFFFFFFFF  # as the minimum remainder of an arena of solid blocks
     ROWS = 52                     # sizes up to 2**63 - 1 in granules of 2**8
+    ANY_STAMP = 0xFFFFFFFFFFFFFFFF
 
 cdef struct Arena
 
@@ -127,9 +128,10 @@ cdef void arena_index_solid(Arena* arena, BlockId edge_id, uint64_t nbytes, uint
 cdef bint arena_cut_solid(Arena* arena, BlockId edge_id, uint64_t nbytes, uint64_t count) noexcept nogil
 cdef bint arena_remove_solid(Arena* arena, BlockId edge_id, uint64_t done) noexcept nogil
 cdef bint arena_remove_segment(Arena* arena, BlockId edge_id, uint64_t nbytes) noexcept nogil
-cdef BlockId arena_find_aligned(Arena* arena, uint64_t nbytes, uint64_t alignment) noexcept nogil
+cdef BlockId arena_find_aligned(Arena* arena, uint64_t nbytes, uint64_t alignment, uint64_t upto,
+                                uint32_t looks) noexcept nogil
 cdef BlockId arena_take_aligned(Arena* arena, uint64_t nbytes, uint64_t requested, uint64_t alignment,
-                                uint16_t tag) noexcept nogil
+                                uint16_t tag, uint32_t looks) noexcept nogil
 cdef BlockId arena_take_behind(Arena* arena, BlockId block_id, uint64_t padding, uint64_t nbytes, uint64_t requested,
                                uint16_t tag) noexcept nogil
 cdef BlockId arena_containing(Arena* arena, BlockId edge_id, uint64_t address) noexcept nogil

@@ -8,14 +8,17 @@ from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK
 from vpool._storage.source cimport Source
 
 
+cdef inline uint64_t order_proved_upto(CoreState* state, uint16_t user, uint16_t freer) noexcept nogil:
+    """The highest stamp of another slot such that new work of slot `user` is known to come after its frees up to it."""
+    return max(atomic_read(state.table[freer].done), atomic_read(state.table[user].waited[freer]))
+
+
 cdef inline bint order_proved(CoreState* state, uint16_t user, uint16_t freer, uint64_t number) noexcept nogil:
     """Whether new work of slot `user` is known to come after what slot `freer` freed with that stamp.
 
     No driver call, no lock.
     """
-    if user == freer or atomic_read(state.table[freer].done) >= number:
-        return True
-    return atomic_read(state.table[user].waited[freer]) >= number
+    return user == freer or order_proved_upto(state, user, freer) >= number
 
 
 cdef inline bint order_waited(int status) noexcept nogil:

@@ -102,6 +102,7 @@ cdef struct Request:
     bint common                   # the fixed core may serve it, if the pool has one
     uint64_t usable               # bytes of a new segment to lend from; 0: all of it
     uint64_t guards               # bytes beside the block that are lent with it
+    uint32_t looks                # free blocks that one search looks at, under a lock; 0: every one
     uint64_t behind               # address at which memory that moves shall be free; 0: anywhere
     # Out: the block, and what happened on the way.
     BlockId block_id
