@@ -50,7 +50,7 @@ cdef class Pressure:
     cdef int climb(self, Request* request, str name) except -1:
         """Find the request a block, or raise what it failed with.  No lock is held, and the GIL only between."""
         cause = None
-        cdef bint futile, helped
+        cdef bint futile
         with nogil:
             self.areas.climb(request, RUNG_SEARCH, RUNG_TRIM)
         futile = request.tried == 0
