@@ -8,6 +8,7 @@ and lets its owner put something small in the place of each dict that is complet
 import codecs
 import pickletools
 import struct
+from typing import Any
 
 from vpool.errors import FormatError
 from vpool.formats.source import Cut
@@ -252,7 +253,7 @@ class PlainUnpickler:
             self._replace(target, self._finish(target))
 
     def _append(self, parts):
-        target = self._stack[-1]
+        target: Any = self._stack[-1]
         if target is not DROPPED and type(target) is not list:
             raise TypeError("no list")
         if target and target is not DROPPED:
