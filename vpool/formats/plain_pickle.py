@@ -28,7 +28,7 @@ _FARTHEST = 260
 
 
 # Stands in the place of each dict that its owner drops, and of each list of such dicts alone.
-DROPPED = object()
+DROPPED: Any = object()
 
 
 class PlainUnpickler:
