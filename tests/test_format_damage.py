@@ -306,6 +306,10 @@ class TestHostilePickles:
         assert used < 24 * MIB
         assert time.monotonic() - begin < 10
 
+    @pytest.mark.parametrize("opcode", [b"N", b"(", b"2"])
+    def test_objects_that_no_container_holds(self, opcode):
+        assert_refused(b"\x80\x02]" + opcode * 600_000, "objects that nothing holds")
+
     def test_a_list_within_itself(self):
         assert_refused(b"\x80\x02]q\x00h\x00a.")
         assert_refused(b"\x80\x02}q\x00" + text(b"segments") + b"]q\x01h\x01as.")

@@ -43,6 +43,10 @@ class TestRmm:
             "7,12:00:00.000003,free,0x7f00,100,0\n",
             "12:00:00.000001,allocate,0x7f00,100,0\n12:00:00.000002,allocate,0x7f80,50,0x5\n"
             "12:00:00.000003,free,0x7f00,100,0\n",
+            # Quotes, and dates.
+            '"Thread","Time","Action","Pointer","Size","Stream"\n"7","2024-05-31 23:59:59","allocate","0x7f00",'
+            '"100","0"\n"7","2024-05-31T23:59:59.5Z","allocate","0x7f80","50","5"\n'
+            '"7","2024-06-01 00:00:00","free","0x7f00","100","0"\n',
         ],
     )
     def test_headers_and_columns(self, text):
@@ -50,6 +54,28 @@ class TestRmm:
         assert events_of(trace) == PLAIN
         assert trace.figures["rows"] == {"allocate": 2, "free": 1}
         assert (trace.t_us >= 0).all()
+
+    @pytest.mark.parametrize(
+        "rest",
+        ["e00,100,0", "00.000001,allocate,0x7e00,100,0", ",12:00:00.0,allocate,0x7e00,1", "0", "free,0x7e00,5,0"],
+    )
+    @pytest.mark.parametrize("header", ["", HEADER])
+    def test_a_file_that_begins_in_the_middle_of_a_row(self, rest, header):
+        """The other rows tell what the columns are, not the rest of that one."""
+        rows = ("allocate,0x7f00,100,0", "allocate,0x7f80,50,0x5", "free,0x7f00,100,0")
+        trace = load(f"{rest}\n{header}" + "".join(f"7,12:00:00.{n},{row}\n" for n, row in enumerate(rows)))
+        assert events_of(trace) == PLAIN
+        assert trace.t_us.tolist() == [0, 100_000, 200_000]
+        assert noted(trace, "line 1", "left out")
+
+    def test_one_row_without_a_header(self):
+        assert events_of(load("7,12:00:00.0,allocate,0x7f00,100,0\n")) == [(1, 100)]
+
+    def test_dates_are_no_midnight(self):
+        rows = ("2024-02-28 23:00:00,allocate", "2024-03-01 01:00:00.25,free")
+        trace = load(HEADER + "".join(f"1,{row},0x7f00,9,0\n" for row in rows))
+        assert trace.t_us.tolist() == [0, 26 * 3_600_000_000 + 250_000]
+        assert not noted(trace, "midnight")
 
     def test_a_header_twice(self):
         row = "1,12:00:00.0,allocate,0x100,9,0\n"
@@ -114,6 +140,7 @@ class TestRmm:
             ("1,25:00:00.0,allocate,0x100,9,0", "time of day"),
             ("1,soon,allocate,0x100,9,0", "soon"),
             ("1,nan,allocate,0x100,9,0", "time"),
+            ("1,2024-13-01 12:00:00,allocate,0x100,9,0", "month"),
             ("1,1e300,allocate,0x100,9,0", "time"),
             ("1,12:00:00.0,allocate,0x100,9,\xff", "line 2"),
             ("1,12:00:00.0,allocate,0x100," + "9" * 5000 + ",0", "line 2"),
@@ -215,6 +242,8 @@ class TestKineto:
             memory(1, 1, -1),
             memory(1, 1, 2**64),
             memory(1, True, 1),
+            {"ph": "X", "name": "ProfilerStep#1", "ts": float("nan")},
+            {"ph": "X", "name": "ProfilerStep#1", "ts": 1e300},
             memory(1, [], 1),
             memory(1, 1, 1, "gpu"),
             17,
@@ -273,6 +302,8 @@ class TestMinimalloc:
             "buffer_id,start,end,size\r\na,0,3,100\r\nb,2,8,50\r\n",
             "buffer,begin,end,size,alignment,gaps,offset\na,0,3,100,8,1-2 3-3@0:5,0\nb,2,8,50,8,,128\n",
             "id,lower,upper,size\nb,2,9,50\na,0,4,100",
+            "# of a compiler\nid,lower,upper,size\n# the first\na,0,4,100\nb,2,9,50\n",
+            '"id","lower","upper","size"\n"a","0","4","100"\n"b","2","9","50"\n',
         ],
     )
     def test_columns(self, text):
@@ -337,6 +368,31 @@ class TestUmpire:
         )
         trace = load('{"category":"statistic","name":"x","tags":{},"timestamp":1}\n' + text)
         assert events_of(trace) == PLAIN
+
+    @pytest.mark.parametrize(
+        "rest", ['0x7f"} }', '{"memory_ptr": "0x7f"} }', "a banner", '"payload": { }, "result": {']
+    )
+    def test_a_file_that_begins_in_the_middle_of_a_line(self, rest):
+        text = self.old("allocate", {"size": 100}, {"memory_ptr": "0x10"})
+        text += self.old("allocate", {"size": 50}, {"memory_ptr": "0x20"}) + self.old(
+            "deallocate", {"memory_ptr": "0x10"}
+        )
+        trace = load(f"{rest}\n{text}")
+        assert events_of(trace) == PLAIN
+        assert noted(trace, "1 line", "left out")
+
+    @pytest.mark.parametrize(("begin", "end"), [("[", "]"), ("[\n", "\n]\n")])
+    def test_an_array_of_records(self, begin, end):
+        records = [
+            self.old("allocate", {"size": 100}, {"memory_ptr": "0x10"}),
+            self.old("allocate", {"size": 50}, {"memory_ptr": "0x20"}),
+            self.old("deallocate", {"memory_ptr": "0x10"}),
+        ]
+        assert events_of(load(begin + ",\n".join(map(str.strip, records)) + end)) == PLAIN
+
+    def test_a_record_without_arguments(self):
+        empty = '{"category":"statistic","name":"x","numeric_args":null,"string_args":null,"timestamp":1}\n'
+        assert events_of(load(empty + self.old("allocate", {"size": 9}, {"memory_ptr": "0x10"}))) == [(1, 9)]
 
     def test_reallocation_and_allocators_and_processes(self):
         text = self.old("allocate", {"allocator_ref": "0x1", "size": 100}, {"memory_ptr": "0x10"})
@@ -438,6 +494,10 @@ class TestBfc:
         assert events_of(trace) == [(1, 5), (2, 6), (3, 7)]
         assert noted(trace, "GPU_1_bfc", "not GPU_0_bfc")
         assert live_at_end(load(self.FAILED + self.DUMP + other, "GPU_0_bfc")) == 2
+
+    def test_units_beyond_terabytes(self):
+        trace = load(self.FAILED.replace("2.00GiB (rounded to 2147483904)", "1.50PiB") + self.DUMP)
+        assert trace.failures.tolist() == [[2, 3 << 49]]
 
     def test_sizes_out_of_range(self):
         refused("Chunk at 0x7f of size 9999999999999999999999\n", "none of")

@@ -67,3 +67,14 @@ class TestWriters:
         folder.mkdir(mode=0o500)
         assert main([writer[0], str(trace), *writer[1:], str(folder / "out.npz")]) == 1
         assert "Permission denied" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["tune", "inspect", "compare"])
+def test_a_picture_of_no_known_kind(command, trace, tmp_path, no_work, capsys):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "why.txt"
+    assert main([command, str(trace), "--plot", str(out)]) == 1
+    error = capsys.readouterr().err
+    assert f"{out} is of no kind of picture: name one of" in error
+    assert "png" in error
+    assert error.count("\n") == 1

@@ -150,6 +150,16 @@ class TestPatterns:
         assert result.verified_bytes == 3000
 
 
+class _Slow(Replayer):
+    """One whose events take a second in each run."""
+
+    nanoseconds = 0
+
+    def run(self, begin, end):
+        self.nanoseconds += 1_000_000_000
+        return super().run(begin, end)
+
+
 class TestOutOfMemory:
     """A capacity that does not suffice."""
 
@@ -162,6 +172,14 @@ class TestOutOfMemory:
     def test_in_the_first_event(self):
         result = vpool.replay(made((1, 5 * MIB)), capacity=MIB)
         assert result.oom == {"event": 0, "requested": 5 * MIB, "live_bytes": 0}
+
+    def test_times_are_of_the_events_that_came(self, monkeypatch):
+        monkeypatch.setattr("vpool.runs.Replayer", _Slow)
+        events = [(1, 2 * MIB), *(event for one in range(2, 500) for event in ((one, 8 * MIB), -one))]
+        result = vpool.replay(made(*events), capacity=4 * MIB)
+        assert result.oom["event"] == 1
+        assert result.ns_per_event == result.warm_ns_per_event[0]
+        assert result.ns_per_event > 400_000_000  # of two events, and not of all 997
 
     @pytest.mark.parametrize("share", [0.5, 0.9])
     def test_of_a_recorded_trace(self, share):

@@ -129,6 +129,17 @@ class TestTorchSnapshot:
         with pytest.raises(vpool.FormatError, match="device 0"):
             load_snapshot(snapshot, 0)
 
+    @pytest.mark.parametrize("frames", [999, 1000, 1001, 2500])
+    def test_deep_stacks(self, load_snapshot, frames):
+        """Picklers write long lists in parts of a thousand."""
+        stack = [{**FRAME, "line": line} for line in range(frames)]
+        entries = [{**one, "frames": stack} for one in SNAPSHOT["device_traces"][0]]
+        assert events_of(load_snapshot({**SNAPSHOT, "device_traces": [entries]})) == PLAIN
+
+    def test_a_device_without_a_history(self, load_snapshot):
+        trace = load_snapshot({"segments": [], "device_traces": [None, SNAPSHOT["device_traces"][0]]})
+        assert events_of(trace) == PLAIN
+
     def test_steps(self, load_snapshot):
         def annotation(name, stage, t):
             return {"name": name, "stage": stage, "device": 0, "time_us": t}

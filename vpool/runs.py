@@ -205,6 +205,7 @@ class _Run:
         self.worst = None
         self.oom = None
         self.nanoseconds = []
+        self.events = []  # of each pass, with the request that failed
         self.driver_calls = []
         self.driver_ns = []
         self.worst_driver_ns = []
@@ -216,7 +217,10 @@ class _Run:
                 break
         trace, stats = self.trace, self.pool.stats
         worst = self.worst if self.worst is not None else self.pool.inspect()
-        per_event = [None if self.patterns else ns / max(1, len(trace)) for ns in self.nanoseconds]
+        per_event = [
+            None if self.patterns else ns / max(1, events)
+            for ns, events in zip(self.nanoseconds, self.events, strict=True)
+        ]
         live = trace.peak_live_bytes
         return ReplayResult(
             events=len(trace),
@@ -266,6 +270,7 @@ class _Run:
         self.driver_calls.append(calls)
         self.driver_ns.append(passed + modelled)
         self.worst_driver_ns.append(self.replayer.worst_ns)
+        self.events.append(len(self.trace) if self.oom is None else self.oom["event"] + 1)
         self.nanoseconds.append(max(0, self.replayer.nanoseconds - begin - passed))
         if not self.replayer.finish():
             self._source_failed("the end of the trace")

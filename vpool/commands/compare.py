@@ -1,9 +1,8 @@
 """``vpool compare``."""
 
-from vpool.commands.console import expect_output, progress
+from vpool.commands.console import expect_plot, progress
 from vpool.commands.replay import size
 from vpool.compare import STRATEGIES, compare
-from vpool.errors import Error
 
 HELP = "Compare every strategy, and models of other pools, on recorded traces, and tell which suits and why."
 
@@ -22,29 +21,21 @@ def prepare(parser):
 
 
 def run(args):
-    expect_output(args.plot, *args.traces)
-    figure = _figure() if args.plot else None
+    expect_plot(args.plot, *args.traces)
     with progress("comparing") as show:
         result = compare(args.traces, args.strategy, args.capacity, peers=not args.no_peers, progress=show)
-    if figure:
-        _draw(figure, result)
-        figure.savefig(args.plot)
+    if args.plot:
+        _drawn(result).savefig(args.plot)
     if not args.json:
         print(result)
     return result.to_dict()
 
 
-def _figure():
-    """An empty figure, before anything takes time: matplotlib may not be there."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise Error("--plot needs matplotlib: pip install vpool[plot]") from None
-    return Figure(layout="constrained")
+def _drawn(result):
+    """A figure: a group of bars for each trace, a bar for each pool; hollow where it ran out of memory."""
+    from matplotlib.figure import Figure
 
-
-def _draw(figure, result):
-    """A group of bars for each trace, a bar for each pool; hollow where it ran out of memory."""
+    figure = Figure(layout="constrained")
     axes = figure.add_subplot()
     pools = {(row.modelled, row.name): row.title for row in result.rows}
     width = 0.8 / len(pools)
@@ -64,3 +55,4 @@ def _draw(figure, result):
     axes.set_ylabel("peak reserved / peak live")
     figure.set_size_inches(max(8.0, 1.5 + 0.3 * len(result.rows)), 5.0)
     figure.legend(loc="outside lower center", ncols=3, fontsize="small")
+    return figure

@@ -5,9 +5,10 @@ import errno
 import os
 import sys
 
+from vpool.errors import Error
 from vpool.tables import printable, table
 
-__all__ = ["expect_output", "progress", "show_tables", "table"]
+__all__ = ["expect_output", "expect_plot", "progress", "show_tables", "table"]
 
 
 def expect_output(path, *inputs):
@@ -38,6 +39,29 @@ def expect_output(path, *inputs):
             reason = errno.EACCES
     if reason is not None:
         raise OSError(reason, os.strerror(reason), path)
+
+
+def expect_plot(path, *inputs):
+    """Before anything takes time: a picture can be drawn and written there, as `expect_output` says of any file.
+
+    Raises
+    ------
+    ValueError, OSError
+        As of `expect_output`, and for an ending that is of no kind of picture.
+    Error
+        Where matplotlib is not installed.
+    """
+    if path is None:
+        return
+    expect_output(path, *inputs)
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise Error("--plot needs matplotlib: pip install vpool[plot]") from None
+    kinds = Figure().canvas.get_supported_filetypes()
+    ending = os.path.splitext(path)[1].removeprefix(".").lower()
+    if ending and ending not in kinds:
+        raise ValueError(f"{path} is of no kind of picture: name one of {', '.join(sorted(kinds))}")
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 import zipfile
 
-from vpool.commands.console import expect_output, progress, table
+from vpool.commands.console import expect_plot, progress, table
 from vpool.errors import FormatError
 from vpool.moments import moment
 from vpool.replay import replay
@@ -20,7 +20,7 @@ def prepare(parser):
 
 
 def run(args):
-    expect_output(args.plot, args.file)
+    expect_plot(args.plot, args.file)
     if is_snapshot(args.file):
         snapshot = Snapshot.load(args.file)
         trace, report = None, snapshot.report

@@ -1,8 +1,7 @@
 """``vpool tune``."""
 
-from vpool.commands.console import expect_output, progress, show_tables
+from vpool.commands.console import expect_output, expect_plot, progress, show_tables
 from vpool.commands.replay import count, size
-from vpool.errors import Error
 from vpool.tuning import OBJECTIVES, TRIALS, tune
 
 HELP = "Search for the policy that suits recorded traces best, and tell what it gains and why."
@@ -34,9 +33,7 @@ def prepare(parser):
 
 def run(args):
     expect_output(args.output, *args.traces)
-    expect_output(args.plot, *args.traces)
-    if args.plot:
-        _check_plot()
+    expect_plot(args.plot, *args.traces)
     with progress("tuning") as show:
         found = tune(
             args.traces,
@@ -62,11 +59,3 @@ def run(args):
         show_tables(found.tables())
         print(f"\n{args.output}:" if args.output else "", found.policy.dumps(), sep="\n", end="")
     return found.to_dict()
-
-
-def _check_plot():
-    """Before anything takes time: matplotlib may not be there."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError:
-        raise Error("--plot needs matplotlib: pip install vpool[plot]") from None

@@ -8,12 +8,14 @@ import re
 
 from vpool.errors import FormatError
 from vpool.formats import bfc, kineto, minimalloc, npz, rmm, stalloc, timeline, torch_snapshot, umpire
-from vpool.formats.json_stream import JsonStream, parsed_line
+from vpool.formats.json_stream import JsonStream
 from vpool.formats.source import Cut, Source
 
 __all__ = ["read", "reader_of"]
 
 _HEAD = 1 << 16
+# Lines that tell what a log is: one may be the rest of a line, of a file that lost its beginning.
+_FIRST = 2
 _LONGEST = 400
 _KNOWN = (
     "vpool's .npz, PyTorch memory snapshots and raw memory timelines, profiler traces, logs of RMM, Umpire, STAlloc "
@@ -78,9 +80,12 @@ def _lines_of(text):
 
 
 def _is_umpire(text):
-    lines = _lines_of(text)
+    return any(map(_is_record, _lines_of(text)[:_FIRST]))
+
+
+def _is_record(line):
     try:
-        return bool(lines) and umpire.is_record(parsed_line(lines[0].rstrip(b",")))
+        return umpire.record_of(line) is not None
     except ValueError:
         return False
 
@@ -124,13 +129,13 @@ def _array_reader(stream):
 def _log_reader(source, text):
     lines = _lines_of(text)
     first = lines[0] if lines else b""
-    if rmm.columns_of(first):
+    if any(map(rmm.columns_of, lines[:_FIRST])):
         return rmm.read
     if minimalloc.columns_of(first):
         return minimalloc.read
     if stalloc.STEP.match(first) or any(stalloc.EVENT.fullmatch(line) for line in lines[:100]):
         return stalloc.read
-    if any(line.startswith(b"{") for line in lines[:3]) and _is_umpire(text):
+    if _is_umpire(text):
         return umpire.read
     # Anything may stand around a dump, and for as long as it likes.
     source.rewind()

@@ -1,21 +1,20 @@
 """What TensorFlow's and JAX's BFC allocator prints when memory runs out: every chunk of each region."""
 
 import re
-from datetime import datetime
 
 from vpool.errors import FormatError
 from vpool.formats.devices import chosen
 from vpool.formats.events import Events
+from vpool.formats.logs import DATED, microseconds
 from vpool.sizes import plural
 
 __all__ = ["CHUNK", "read"]
 
 CHUNK = re.compile(rb"\b(Chunk|InUse|Free)\s+at\s+(?:0x)?([0-9a-f]{1,16})\s+of size\s+(\d{1,19})\b", re.IGNORECASE)
-_OUT = re.compile(rb"Allocator \(([^)]{1,80})\) ran out of memory trying to allocate ([\d.]{1,20})\s*([KMGT]?)i?B")
+_OUT = re.compile(rb"Allocator \(([^)]{1,80})\) ran out of memory trying to allocate ([\d.]{1,20})\s*([KMGTPE]?)i?B")
 _ROUNDED = re.compile(rb"\(rounded to (\d{1,19})\)")
 _DUMP = re.compile(rb"BFCAllocator dump for (\S{1,80})")
-_TIME = re.compile(rb"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{1,6})")
-_UNITS = {b"": 1, b"K": 1 << 10, b"M": 1 << 20, b"G": 1 << 30, b"T": 1 << 40}
+_UNITS = {b"": 1, b"K": 1 << 10, b"M": 1 << 20, b"G": 1 << 30, b"T": 1 << 40, b"P": 1 << 50, b"E": 1 << 60}
 _MOST_ALLOCATORS = 1024
 
 
@@ -106,11 +105,8 @@ class _Log:
 
     @staticmethod
     def _time(line):
-        found = _TIME.search(line)
-        if not found:
-            return None
-        since = datetime.fromisoformat(found[1].decode().ljust(26, "0")) - datetime(1970, 1, 1)
-        return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+        found = DATED.search(line)
+        return microseconds(found[0]) if found else None
 
 
 def read(source, device=None):

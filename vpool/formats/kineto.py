@@ -35,7 +35,7 @@ class _Instants:
             self._memory(event, name == _FAILED)
         elif isinstance(name, str) and name.startswith(_STEP) and event.get("ph") in ("X", "B"):
             # The device's copy of a step begins later.
-            t = float(event["ts"])
+            t = _time(event)
             self.steps[name] = min(t, self.steps.get(name, t))
 
     def _memory(self, event, failed):
@@ -44,9 +44,7 @@ class _Instants:
         address = told.get("Addr")
         self.unnamed += address is None and not failed
         nbytes = number(told["Bytes"])
-        t = float(event["ts"])
-        if not abs(t) < 2.0**62:
-            raise ValueError(f"a time of {t}")
+        t = _time(event)
         if failed:
             # No address of an allocation is the largest of all.
             address, nbytes = _NOWHERE, abs(nbytes)
@@ -57,6 +55,13 @@ class _Instants:
         if (kind, index) not in self.devices and len(self.devices) == _MOST_DEVICES:
             raise ValueError(f"more than {_MOST_DEVICES} devices")
         self.device.append(self.devices.setdefault((kind, index), len(self.devices)))
+
+
+def _time(event):
+    t = float(event["ts"])
+    if not abs(t) < 2.0**62:
+        raise ValueError(f"a time of {t}")
+    return t
 
 
 _NOWHERE, _UNNAMED = 2**64 - 1, 2**64 - 2
@@ -115,7 +120,7 @@ def _arrays(instants, wanted, cut):
     for row in order.tolist():
         _add(events, unnamed, int(t[row] - start), int(address[row]), int(nbytes[row]))
     for begin in sorted(instants.steps.values()):
-        events.mark(int(np.clip(begin - start, -(2.0**62), 2.0**62)))
+        events.mark(int(begin - start))
     cpu = int(counts[names["cpu"]]) if "cpu" in names else 0
     others = int(counts.sum()) - cpu
     figures = {

@@ -5,7 +5,7 @@ from array import array
 import numpy as np
 
 from vpool.formats.events import Events
-from vpool.formats.logs import read_lines
+from vpool.formats.logs import cells_of, read_lines
 from vpool.sizes import plural
 
 __all__ = ["columns_of", "read"]
@@ -15,7 +15,7 @@ _LOWER, _UPPER = (b"lower", b"start", b"begin"), (b"upper", b"end")
 
 def columns_of(line):
     """Places of begin, end and size in a header, and what to add to an end; None if it is no header."""
-    cells = [cell.strip().strip(b'"').lower() for cell in line.split(b",")]
+    cells = cells_of(line.lower())
     lower = next((cells.index(name) for name in _LOWER if name in cells), None)
     upper = next((cells.index(name) for name in _UPPER if name in cells), None)
     if lower is None or upper is None or b"size" not in cells or len(set(cells)) != len(cells):
@@ -31,13 +31,15 @@ class _Table:
         self.gaps = self.placed = 0
 
     def add(self, line, text):
+        if text[:1] == b"#":
+            return
         if self.columns is None:
             self.columns = columns_of(text)
             if self.columns is None:
                 raise ValueError("no header with lower, upper and size")
             return
         lower, upper, size, more, names = self.columns
-        cells = text.split(b",")
+        cells = cells_of(text)
         if len(cells) != len(names):
             raise ValueError(f"{plural(len(cells), 'column')}, not {len(names)}")
         begin, end, nbytes = int(cells[lower]), int(cells[upper]) + more, int(cells[size])
@@ -50,7 +52,7 @@ class _Table:
         self.lower.append(begin)
         self.upper.append(end)
         self.size.append(nbytes)
-        self.gaps += b"gaps" in names and bool(cells[names.index(b"gaps")].strip())
+        self.gaps += b"gaps" in names and bool(cells[names.index(b"gaps")])
         self.placed += b"offset" in names
 
 

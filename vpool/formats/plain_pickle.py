@@ -8,20 +8,27 @@ and lets its owner put something small in the place of each dict that is complet
 import codecs
 import pickletools
 import struct
+from typing import Any
 
 from vpool.errors import FormatError
 from vpool.formats.source import Cut
 
-__all__ = ["PlainUnpickler"]
+__all__ = ["DROPPED", "PlainUnpickler"]
 
 _OPCODES = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 # What no honest pickle of plain data reaches: bytes of a text, of a number, of a line of a text opcode.
 _LONGEST_TEXT, _LONGEST_INT, _LONGEST_LINE = 1 << 24, 16, 1 << 16
+# Objects at once that are in no container yet: honest picklers put away some thousands at a time.
+_DEEPEST = 1 << 17
 # Containers take one byte in the file and fifty in memory; honest ones hold something.
 _BYTES_PER_CONTAINER, _FREE_CONTAINERS = 8, 1000
 _MARGIN = 16
 # So far the opcodes of the fast loop reach.
 _FARTHEST = 260
+
+
+# Stands in the place of each dict that its owner drops, and of each list of such dicts alone.
+DROPPED: Any = object()
 
 
 class PlainUnpickler:
@@ -31,8 +38,8 @@ class PlainUnpickler:
     ----------
     source : Source
     finish : callable
-        Gets each dict when it is complete, and returns what takes its place everywhere: itself, or None
-        to drop it.  (Dicts that are filled key by key, as in protocol 0, are not complete before the end.)
+        Gets each dict when it is complete, and returns what takes its place everywhere: itself, or `DROPPED`.
+        (Dicts that are filled key by key, as in protocol 0, are not complete before the end.)
     """
 
     def __init__(self, source, finish=lambda value: value):
@@ -146,6 +153,8 @@ class PlainUnpickler:
 
     def _more(self, wanted):
         """Read on until so many bytes are there.  Returns whether they are."""
+        if max(len(self._stack), len(self._marks)) > _DEEPEST:
+            raise self._error(f"more than {_DEEPEST} objects that nothing holds")
         pieces, found = [self._data[self._at :]], len(self._data) - self._at
         self._before += self._at
         while found < wanted + _MARGIN and (piece := self._source.read()):
@@ -244,12 +253,16 @@ class PlainUnpickler:
             self._replace(target, self._finish(target))
 
     def _append(self, parts):
-        target = self._stack[-1]
-        if type(target) is not list:
+        target: Any = self._stack[-1]
+        if target is not DROPPED and type(target) is not list:
             raise TypeError("no list")
-        if parts and not target and parts.count(None) == len(parts):
-            # Of what was dropped nothing stays.
-            self._replace(target, None)
+        if target and target is not DROPPED:
+            target.extend(parts)
+        elif parts and parts.count(DROPPED) == len(parts):
+            # Of what was dropped nothing stays, however many parts a long list comes in.
+            self._replace(target, DROPPED)
+        elif target is DROPPED:
+            self._replace(target, parts)
         else:
             target.extend(parts)
 

@@ -6,7 +6,7 @@ from collections import Counter
 from vpool.errors import FormatError
 from vpool.formats.devices import chosen
 from vpool.formats.events import Events
-from vpool.formats.logs import Others, read_lines
+from vpool.formats.logs import DATED, Others, cells_of, microseconds, read_lines
 from vpool.sizes import plural
 
 __all__ = ["columns_of", "read"]
@@ -48,7 +48,7 @@ def columns_of(line):
     (dict, bool) or None
         Whether the line is a header comes with the places.
     """
-    cells = [cell.strip().strip(b'"').lower() for cell in line.split(b",")]
+    cells = cells_of(line.lower())
     places: dict[str, int] = {}
     for what, names in _NAMES.items():
         place = next((cells.index(name) for name in names if name in cells), None)
@@ -70,7 +70,8 @@ _MOST_THREADS = 1 << 16
 class _Log:
     """One log, row by row."""
 
-    def __init__(self):
+    def __init__(self, notes):
+        self.notes = notes
         self.columns: dict = {}
         self.devices = {}
         self.rows: Counter[str] = Counter()
@@ -80,36 +81,57 @@ class _Log:
         self.days, self.before = 0, None
         self.wraps = self.headers = 0
         self.headless = False
+        self.first = None
 
     def add(self, line, text):
         """One row, or a header: logs that were put together have several."""
-        if not self.columns or text[:12].lower().startswith(_HEADS):
-            found = columns_of(text)
-            if found and (found[1] or not self.columns):
-                self.columns, header = found
-                self.headers += header
-                self.headless = not header
-                if header:
-                    return
         if text[:1] == b"#":
             return
-        if not self.columns:
+        may_tell = not self.columns or text.lstrip(b'"')[:12].lower().startswith(_HEADS)
+        found = columns_of(text) if may_tell else None
+        if found and found[1]:
+            self.headers += 1
+            self.columns = found[0]
+            self.take_first()
+        elif self.columns:
+            self._row(line, text)
+        elif self.first is None:
+            self.first = line, text
+        elif found is None:
             raise ValueError("no header and no row of a log of RMM")
-        self._row(line, text.split(b","))
+        else:
+            self.columns, self.headless = found[0], True
+            self.take_first()
+            self._row(line, text)
 
-    def _row(self, line, cells):
-        columns = self.columns
+    def take_first(self):
+        """The first row of a file without a header, which waits for the second: it may begin in its middle."""
+        if self.first is None:
+            return
+        (line, text), self.first = self.first, None
+        found = columns_of(text)
+        if found and not self.columns:
+            self.columns, self.headless = found[0], True
+        try:
+            if found is None or found[0] != self.columns:
+                raise ValueError("of another form")
+            self._row(line, text)
+        except (ValueError, OverflowError):
+            self.notes.append(f"line {line}, the first, does not begin as a row does: left out")
+
+    def _row(self, line, text):
+        columns, cells = self.columns, cells_of(text)
         if len(cells) < columns["cells"]:
             raise ValueError(f"{plural(len(cells), 'column')}, not {columns['cells']}")
-        written = cells[columns["action"]].strip().lower()
+        written = cells[columns["action"]].lower()
         action = _ACTIONS.get(written)
         if action is None:
             self.unknown.add(line, written)
             return
         events = self._events(cells)
-        address = cells[columns["address"]].strip().lower()
+        address = cells[columns["address"]].lower()
         size = int(cells[columns["size"]])
-        stream = cells[columns["stream"]].strip().decode("ascii") if "stream" in columns else "0"
+        stream = cells[columns["stream"]].decode("ascii") if "stream" in columns else "0"
         stream = "0" if stream in ("0x0", "(nil)", "") else stream
         if size < 0:
             raise ValueError(f"a size of {size} bytes")
@@ -146,9 +168,11 @@ class _Log:
         """Microseconds; a time of day that is far before the last one is of the next day."""
         if "time" not in self.columns:
             return sum(self.rows.values())
-        text = cells[self.columns["time"]].strip()
+        text = cells[self.columns["time"]]
         found = _CLOCK.fullmatch(text)
         if not found:
+            if DATED.fullmatch(text.removesuffix(b"Z")):
+                return microseconds(text.removesuffix(b"Z"))
             t = float(text) * 1e6
             if not abs(t) < 2.0**62:
                 raise ValueError(f"a time of {text!r:.40}")
@@ -168,10 +192,10 @@ class _Log:
                 return t + (self.days - 1) * _DAY_US
         return t + self.days * _DAY_US
 
-    def arrays(self, wanted, notes):
+    def arrays(self, wanted):
         best, note = chosen({device: len(events) for device, events in self.devices.items()}, wanted)
         events = self.devices.get(best, Events())
-        events.notes += notes
+        events.notes += self.notes
         if note:
             events.notes.append(note)
         if self.headless:
@@ -196,9 +220,9 @@ class _Log:
 
 def read(source, device=None):
     """The arrays of a log."""
-    log = _Log()
-    notes: list[str] = []
-    read_lines(source, log.add, notes)
+    log = _Log([])
+    read_lines(source, log.add, log.notes)
+    log.take_first()
     if not log.columns:
         raise FormatError("no header and no row of a log of RMM")
-    return log.arrays(device, notes)
+    return log.arrays(device)

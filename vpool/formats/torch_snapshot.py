@@ -7,7 +7,7 @@ from vpool.errors import FormatError
 from vpool.formats.devices import chosen
 from vpool.formats.events import Events, number
 from vpool.formats.json_stream import JsonStream
-from vpool.formats.plain_pickle import PlainUnpickler
+from vpool.formats.plain_pickle import DROPPED, PlainUnpickler
 from vpool.formats.source import Cut
 from vpool.sizes import plural
 
@@ -224,7 +224,7 @@ def read_pickle(source, device=None):
             except KeyError as reason:
                 raise ValueError(f"an event without {reason}") from None
         if "filename" in value and "line" in value:
-            return None
+            return DROPPED
         value.pop("frames", None)
         return value
 
@@ -298,7 +298,7 @@ class _Walk:
         """The items of a list, each with its number."""
         outer = self.last
         self.place = name
-        if items is None:
+        if items is None or items is DROPPED:
             return
         if not isinstance(items, (list, tuple)):
             raise TypeError("no list")
@@ -307,7 +307,7 @@ class _Walk:
             if self._left < 0:
                 raise ValueError("more items than the file has bytes")
             self.place, self.last = f"{name} {index}", outer and index == len(items) - 1
-            if item is None:
+            if item is None or item is DROPPED:
                 continue
             if not isinstance(item, kinds):
                 raise TypeError("not of the kind that stands here")
@@ -345,6 +345,9 @@ def _member(stream, snapshot, name):
         _segments(stream, snapshot)
     elif name == "device_traces" and stream.peek() == "[":
         for index in stream.items():
+            if stream.peek() == "n":
+                stream.skip()  # null, of a device without a history
+                continue
             device = None
             for _ in stream.items():
                 device = device or snapshot.device(index)

@@ -7,13 +7,19 @@ from vpool.formats.json_stream import parsed_line
 from vpool.formats.logs import read_lines
 from vpool.sizes import plural
 
-__all__ = ["is_record", "read"]
+__all__ = ["read", "record_of"]
 
 _MOST_KINDS = 1000
 
 
-def is_record(value):
-    """Whether a JSON value is a line of such a log."""
+def record_of(line):
+    """The record on a line; None for JSON of another kind, and a ValueError for what is none."""
+    # Some tools make an array of the lines.
+    value = parsed_line(line.lstrip(b"[ ").rstrip(b", ]"))
+    return value if _is_record(value) else None
+
+
+def _is_record(value):
     return isinstance(value, dict) and (
         (value.get("kind") == "replay" and "event" in value)
         or ("name" in value and value.get("category") in ("operation", "statistic", "metadata"))
@@ -26,13 +32,19 @@ class _Log:
         self.records: Counter[str] = Counter()
         self.allocators = {}
         self.last = None
-        self.foreign = 0
+        self.foreign = self.lines = 0
 
     def add(self, line, text):
-        if text[:1] == b"#":
+        if text[:1] == b"#" or text in (b"[", b"]"):
             return
-        record = parsed_line(text.rstrip(b","))
-        if not is_record(record):
+        self.lines += 1
+        try:
+            record = record_of(text)
+        except ValueError:
+            if self.lines > 1:
+                raise
+            record = None  # the file may begin in the middle of a line
+        if record is None:
             self.foreign += 1
             return
         if "event" in record:
@@ -41,7 +53,7 @@ class _Log:
         else:
             # Newer logs have one record for a call, when it is done.
             name = kind = record["name"]
-            told = result = {**record.get("numeric_args", {}), **record.get("string_args", {})}
+            told = result = {**(record.get("numeric_args") or {}), **(record.get("string_args") or {})}
         if len(self.records) < _MOST_KINDS or kind in self.records:
             self.records[str(kind)] += 1
         t = number(record.get("timestamp", len(self.events)))
@@ -92,7 +104,7 @@ def read(source, device=None):
     if len(log.allocators) > 1:
         events.notes.append(f"{len(log.allocators)} allocators, which count together")
     if log.foreign:
-        events.notes.append(f"{plural(log.foreign, 'line')} that are no records of Umpire: left out")
+        events.notes.append(f"{plural(log.foreign, 'line')} without a record of Umpire: left out")
     if log.records["reallocate"]:
         events.notes.append(f"{plural(log.records['reallocate'], 'reallocation')}: each a free and an allocation")
     figures = {
