@@ -498,7 +498,7 @@ class TestPlot:
 
     def test_matplotlib_may_be_missing(self, pool, monkeypatch):
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        with pytest.raises(vpool.Error, match=r"pip install vpool\[plot\]"):
+        with pytest.raises(vpool.Error, match=r'pip install "vpool\[plot\]"'):
             pool.inspect().plot()
 
 

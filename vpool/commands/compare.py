@@ -39,7 +39,7 @@ def _figure():
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise Error("--plot needs matplotlib: pip install vpool[plot]") from None
+        raise Error('--plot needs matplotlib: pip install "vpool[plot]"') from None
     return Figure(layout="constrained")
 
 

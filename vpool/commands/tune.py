@@ -69,4 +69,4 @@ def _check_plot():
     try:
         import matplotlib.figure  # noqa: F401
     except ImportError:
-        raise Error("--plot needs matplotlib: pip install vpool[plot]") from None
+        raise Error('--plot needs matplotlib: pip install "vpool[plot]"') from None
