@@ -279,5 +279,5 @@ class TestExplain:
         ],
     )
     def test_what_is_no_address(self, what, error):
-        with pytest.raises(error, match="an address must be an integer, not|is no address"):
+        with pytest.raises(error, match=r"an address must be an integer, not|is no address"):
             vpool.explain(what)
