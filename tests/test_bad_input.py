@@ -264,6 +264,21 @@ class TestPoolArguments:
         with pytest.raises(error):
             vpool.Pool(**arguments)
 
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"limit": "1GiB"}, r"^Pool\(\) .* 'limit': it is a strategy's, as in Pool\(Dynamic\(limit=...\)\)$"),
+            ({"capacity": "1GiB"}, r"'capacity': it is a strategy's, as in Pool\(Fixed\(capacity=...\)\)$"),
+            ({"core": "1GiB"}, r"'core': it is a strategy's, as in Pool\(Hybrid\(core=...\)\)$"),
+            ({"nam": "x"}, r"^Pool\(\) got an unexpected keyword argument 'nam'$"),
+        ],
+    )
+    def test_an_unknown_one_is_said_to_be_the_pools_or_a_strategys(self, arguments, message):
+        with pytest.raises(TypeError, match=message):
+            vpool.Pool(**arguments)
+        with pytest.raises(TypeError, match=r"^Pool\(\) takes at most 4 positional arguments"):
+            vpool.Pool(None, "host", None, None, 5)
+
     @pytest.mark.parametrize("device", [-1, 999])
     def test_a_bad_ordinal_is_told_how_many_devices_there_are(self, device):
         with pytest.raises(ValueError, match="has 1"):

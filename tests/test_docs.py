@@ -15,7 +15,7 @@ import pytest
 
 import vpool
 from vpool.bench import bench
-from vpool.commands import COMMANDS, main
+from vpool.commands import COMMANDS, _parser, main
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -119,6 +119,20 @@ def test_commands_have_the_options_that_are_documented(command, capsys):
 
 def test_every_command_is_documented():
     assert re.findall(r"^vpool (\w+).*\n---", (DOCS / "commands.rst").read_text(), re.MULTILINE) == list(COMMANDS)
+
+
+def test_command_lines_of_pages_are_right():
+    """Those in the text too, with names in capitals for what is passed."""
+    found = []
+    for path in [ROOT / "README.md", *DOCS.rglob("*.rst")]:
+        lines = re.findall(r"^ +\$ vpool (.*)$|`vpool ([a-z]+ [^`]+)`", path.read_text(), re.MULTILINE)
+        found += [(path.name, first or second) for first, second in lines]
+    assert len(found) >= 18
+    for page, line in found:
+        try:
+            _parser().parse_args(line.replace("PID", "1").split())
+        except SystemExit:
+            pytest.fail(f"{page}: vpool {line}")
 
 
 def test_results_have_the_keys_that_are_documented(capsys, tmp_path):

@@ -1,8 +1,11 @@
 """What all plug-ins have in common: they are asked for by name, and say what is missing."""
 
 import pickle
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,8 @@ from tests.helpers.pools import GIB, run_cleanly
 from vpool.integrations import cuda_core, cupy, numba, rmm
 from vpool.integrations.packages import PoolOfDevice, as_error_of, required
 
+ROOT = Path(__file__).parent.parent
+NAMING = ((".", "README.md"), ("docs", "*.rst"), ("vpool", "*.py"))  # where extras are named
 FRAMEWORKS = ("torch", "cupy", "numba", "rmm", "cuda.core", "jax")
 
 
@@ -53,11 +58,25 @@ def test_a_package_that_is_broken_says_so_itself(monkeypatch, tmp_path):
 
 
 def test_every_extra_that_is_named_exists():
-    tomllib = pytest.importorskip("tomllib")
-    from pathlib import Path
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    text = "".join(path.read_text() for folder, kind in NAMING for path in (ROOT / folder).rglob(kind))
+    named = set(re.findall(r'\bvpool\[(\w+)\]|\brequired\("[\w.]+", "(\w+)"\)', text))
+    listed = re.findall(r"^(``\w.*``) {2,}", (ROOT / "docs" / "quickstart.rst").read_text(), re.MULTILINE)
+    extras = set(project["optional-dependencies"]) - {"docs", "test"}
+    assert {first or second for first, second in named} <= extras
+    assert set(re.findall(r"``(\w+)``", " ".join(listed))) == extras
 
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
-    assert {"cupy", "numba", "rmm", "torch"} <= set(project["optional-dependencies"])
+
+@pytest.mark.parametrize("source", ["host", "simulated"])
+def test_a_pool_that_no_gpu_can_use(source):
+    with vpool.Pool(vpool.Dynamic(initial=0), source=source) as pool:
+        for plugin in (cupy.allocator, numba.install, rmm.resource, rmm.install):
+            with pytest.raises((ValueError, ImportError), match=f"no GPU can use .*'{source}'|pip install"):
+                plugin(pool)
+        with pytest.raises(ValueError, match=f"no GPU can use .*'{source}'"):
+            PoolOfDevice([pool])
+    with pytest.raises(TypeError, match=r"vpool\.Pool, not str"):
+        PoolOfDevice(["pool"])
 
 
 def test_pools_by_device(no_default_pools):

@@ -94,6 +94,13 @@ class TestMetrics:
         registry.unregister(collector)
         assert b"vpool_allocations" not in prometheus_client.generate_latest(registry)
 
+    def test_a_registry_tells_of_pools_once(self):
+        registry = prometheus_client.CollectorRegistry()
+        vpool.metrics.register(registry)
+        with pytest.raises(ValueError, match="vpool_allocated_bytes"):
+            vpool.metrics.register(registry)
+        assert prometheus_client.generate_latest(registry).count(b"# TYPE vpool_allocated_bytes ") == 1
+
     def test_a_lock_that_is_held_delays_nothing(self):
         """Threads allocate all the while, and what is told stays possible."""
         with simulated_pool(name="busy") as pool:
@@ -118,7 +125,7 @@ class TestMetrics:
     def test_without_the_package(self, without):
         without("prometheus_client")
         for call in (vpool.metrics.text, vpool.metrics.register, lambda: list(vpool.metrics.Collector().collect())):
-            with pytest.raises(vpool.Error, match=r"pip install vpool\[metrics\]"):
+            with pytest.raises(vpool.Error, match=r'pip install "vpool\[metrics\]"'):
                 call()
 
 
@@ -412,5 +419,5 @@ class TestNvtx:
 
     def test_without_the_package(self, without):
         without("nvtx")
-        with pytest.raises(vpool.Error, match=r"pip install vpool\[nvtx\]"):
+        with pytest.raises(vpool.Error, match=r'pip install "vpool\[nvtx\]"'):
             vpool.Pool(source="simulated", debug="nvtx")

@@ -302,5 +302,5 @@ class TestMode:
 
     def test_without_the_library(self, monkeypatch):
         monkeypatch.setattr(annotation, "_library", lambda: None)
-        with pytest.raises(vpool.Error, match=r"pip install vpool\[nvtx\]"):
+        with pytest.raises(vpool.Error, match=r'pip install "vpool\[nvtx\]"'):
             vpool.Pool(source="simulated", debug="nvtx-memory")

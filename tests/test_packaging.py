@@ -123,6 +123,13 @@ def test_changed_declarations_are_compiled_again(unpacked, wheel):
     assert "Cythonizing pyx/management/walk.pyx" in run(sys.executable, "setup.py", "--version", cwd=unpacked)
 
 
+def test_a_folder_that_is_not_compiled_says_so(unpacked, tmp_path):
+    shutil.copytree(unpacked / "vpool", tmp_path / "vpool", ignore=shutil.ignore_patterns(*LEFTOVERS))
+    done = subprocess.run([sys.executable, "-c", "import vpool"], cwd=tmp_path, capture_output=True, text=True)
+    (last,) = [line for line in done.stderr.splitlines() if line.startswith("ImportError: ")]
+    assert f"the vpool in {tmp_path} is not compiled for this Python: run pip install -e . there" in last
+
+
 def test_wheel_works_in_a_fresh_environment(fresh_python, tmp_path):
     program = "import vpool; print(vpool.__file__); print(vpool.inspect())"
     output = run(fresh_python, "-c", program, cwd=tmp_path)

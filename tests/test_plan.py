@@ -85,6 +85,11 @@ class TestPlacement:
         assert plan.freed.tolist() == [-1, 2, 4]
         assert plan.planned == 1
 
+    def test_nothing_to_plan_is_said_so(self):
+        assert str(vpool.plan(made((1, 1000)))) == "nothing to plan: of 1 request none is freed within it"
+        trace = vpool.Trace(**arrays_of((1, 700), -1, (2, 5)), marks_us=[2])
+        assert str(vpool.plan(trace)) == "nothing to plan: of 1 request of step 0 none is freed within it"
+
     def test_the_step_with_the_highest_peak_is_planned_and_what_crosses_its_ends_is_not(self):
         trace = vpool.Trace(
             **arrays_of((1, 5), (2, 700), -1, (3, 256), -3, (4, 512), -4, -2, (5, 3), -5),
@@ -299,6 +304,10 @@ class TestFiles:
     def test_other_files(self, tmp_path):
         with pytest.raises(vpool.FormatError, match="not a plan's file"):
             vpool.Plan.load(FOLDER / "two_streams.npz")
+        for content in (b"", b"kind = 'plan'", b"\x80\x04."):
+            (tmp_path / "other.npz").write_bytes(content)
+            with pytest.raises(vpool.FormatError, match=r"not a plan's file$"):
+                vpool.Plan.load(tmp_path / "other.npz")
         with pytest.raises(FileNotFoundError):
             vpool.Plan.load(tmp_path / "none.npz")
 

@@ -1,6 +1,7 @@
 """Policies: files that come back equal, files that are wrong, and the pools and replays that work by them."""
 
 import dataclasses
+import inspect
 import pickle
 import re
 import string
@@ -302,6 +303,8 @@ MISTAKES = {
     "an option of another source": ('"simulated"', '"host"', r"source\.capacity: unknown"),
     "a device": ("capacity = ", "device = ", r"source\.device: unknown"),
     "a negative option": ('"16GiB"', "-1", r"source\.capacity: .*not be negative"),
+    "no whole handle": ('ed"\ncapacity = "16GiB"', 'ed-vmm"\nhandle = "3MiB"', r"source\.handle: .*multiple of 2"),
+    "a word for a boolean": ('ed"\ncapacity = "16GiB"', 'ed-vmm"\ntight = "yes"', r"source\.tight: .*boolean, not str"),
     "an option of the wrong type": ('capacity = "16GiB"', 'base_offset = "far"', r"source\.base_offset: "),
 }  # fmt: skip
 
@@ -548,8 +551,9 @@ class TestVariable:
 
 def test_the_page_has_every_key():
     documented = set(re.findall(r"^   \* - ``([a-z_.]+)``$", PAGE.read_text(), re.MULTILINE))
-    keys = {"format_version", "strategy.kind", "source.name", "source.capacity", "source.base_offset"}
-    keys |= {"rounding", "minimum_remainder", "fit"}
+    keys = {"format_version", "strategy.kind", "source.name", "rounding", "minimum_remainder", "fit"}
+    for make in vpool.sources.BY_NAME.values():
+        keys |= {f"source.{option}" for option in inspect.signature(make).parameters if option != "device"}
     for cls in (vpool.Dynamic, vpool.Fixed, vpool.Hybrid):
         keys |= {one.name for one in dataclasses.fields(cls)}
     assert documented == keys

@@ -13,14 +13,14 @@ def test_failure_rows_in_rmm_logs():
     small = load(content("rmm_csv/format_modern_min.csv"))
     assert events_of(small) == [(1, 1 << 20), -1]
     assert small.failures.tolist() == [[2, 68719476736]]
-    assert noted(small, "1 request failed", "68719476736 bytes", "0 bytes live", "before event 2")
+    assert noted(small, "1 request failed", "68,719,476,736 bytes", "0 bytes live", "before event 2")
     assert noted(small, "line 4")
     large = load(content("rmm_csv/derived_training_512_two_threads.csv"))
     assert (large.allocations, len(large.failures)) == (4146, 5)
     assert (large.failures[:, 1] == 17179869184).all()
     # The pressure point: what was live when the first request failed.
     event = int(large.failures[0, 0])
-    assert noted(large, "5 requests failed", f"{large.live_bytes[event - 1]} bytes live", f"before event {event}")
+    assert noted(large, "5 requests failed", f"{large.live_bytes[event - 1]:,} bytes live", f"before event {event:,}")
     # The older form has no pointer at all.
     rows = content("rmm_csv/format_modern_min.csv").replace(b"(nil)", b"")
     assert load(rows).failures.tolist() == small.failures.tolist()

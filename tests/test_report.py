@@ -288,7 +288,7 @@ class TestForms:
     def test_text_fits_a_terminal(self, report):
         lines = str(report).splitlines()
         assert max(map(len, lines)) <= WIDEST_LINE
-        for word in ("reserved", "allocated", "requested", "free", "utilization", "source calls"):
+        for word in ("reserved", "allocated", "requested", "free", "utilization", "source call"):
             assert any(word in line for line in lines)
 
     def test_long_names_are_told_apart(self):
@@ -524,7 +524,7 @@ class TestPlot:
 
     def test_matplotlib_may_be_missing(self, pool, monkeypatch):
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-        with pytest.raises(vpool.Error, match=r"pip install vpool\[plot\]"):
+        with pytest.raises(vpool.Error, match=r'pip install "vpool\[plot\]"'):
             pool.inspect().plot()
 
 

@@ -85,9 +85,12 @@ class TestFiles:
 
     def test_what_is_none(self, snapshot, tmp_path):
         path = tmp_path / "file"
-        for content in (b"", b"PK", b"text", b"\x80\x04."):
+        path.write_bytes(b"PK")
+        with pytest.raises(vpool.FormatError, match="no readable snapshot"):
+            vpool.Snapshot.load(path)
+        for content in (b"", b"text", b"\x80\x04."):
             path.write_bytes(content)
-            with pytest.raises(vpool.FormatError, match="no readable snapshot"):
+            with pytest.raises(vpool.FormatError, match=r"no snapshot of a pool$"):
                 vpool.Snapshot.load(path)
         np.savez(tmp_path / "file.npz", op=np.zeros(3))
         with pytest.raises(vpool.FormatError, match="no snapshot"):
@@ -290,5 +293,5 @@ class TestExplain:
         ],
     )
     def test_what_is_no_address(self, what, error):
-        with pytest.raises(error):
+        with pytest.raises(error, match=r"an address must be an integer, not|is no address"):
             vpool.explain(what)

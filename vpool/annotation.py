@@ -37,12 +37,12 @@ def ranges_of(pool):
     Raises
     ------
     Error
-        Where nvtx is not installed; ``pip install vpool[nvtx]`` has it.
+        Where nvtx is not installed; ``pip install "vpool[nvtx]"`` has it.
     """
     try:
         import nvtx
     except ImportError:
-        raise Error('debug="nvtx" needs the package nvtx: pip install vpool[nvtx]') from None
+        raise Error('debug="nvtx" needs the package nvtx: pip install "vpool[nvtx]"') from None
     domain = nvtx.get_domain(DOMAIN)
     return Ranges(pool, domain, domain.get_counter(f"{pool}: requested bytes", int))
 
@@ -85,11 +85,11 @@ def heaps_of(pool):
     Raises
     ------
     Error
-        Where the library is not installed; ``pip install vpool[nvtx]`` has it.
+        Where the library is not installed; ``pip install "vpool[nvtx]"`` has it.
     """
     library = _library()
     if library is None:
-        raise Error('debug="nvtx-memory" needs the library of nvidia-nvtx, 13 or newer: pip install vpool[nvtx]')
+        raise Error('debug="nvtx-memory" needs the library of nvidia-nvtx, 13 or newer: pip install "vpool[nvtx]"')
     functions = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in FUNCTIONS]
     return Heaps(pool, _domain(), functions)
 

@@ -69,7 +69,7 @@ def _client(stack, scheduler, workers):
         from distributed import Client, LocalCluster
         from distributed.comm import get_address_host_port
     except ImportError:
-        raise Error("a scheduler needs Dask: pip install vpool[dask]") from None
+        raise Error('a scheduler needs Dask: pip install "vpool[dask]"') from None
     if isinstance(scheduler, Client):
         return scheduler
     if not isinstance(scheduler, str):

@@ -131,9 +131,10 @@ def explain(ptr):
     >>> found.pool, found.state, found.offset, found.requested
     ('mine', 'live', 10, 1000)
     """
-    if isinstance(ptr, bool):
-        raise TypeError("an address must not be a bool")
-    address = operator.index(ptr if hasattr(ptr, "__index__") else getattr(ptr, "ptr", ptr))
+    found = ptr if hasattr(ptr, "__index__") else getattr(ptr, "ptr", ptr)
+    if isinstance(found, bool) or not hasattr(found, "__index__"):
+        raise TypeError(f"an address must be an integer, not {type(found).__name__}")
+    address = operator.index(found)
     if not 0 <= address < 2**64:
         raise ValueError(f"{address} is no address")
     pools = [pool for pool in pools_and_closed() if not pool.forked]

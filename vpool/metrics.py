@@ -44,8 +44,9 @@ class Collector:
         self._pools = None if pools is None else list(pools)
 
     def describe(self):
-        """Nothing: the names do not depend on the pools."""
-        return []
+        """The families that `collect` fills, by which a registry refuses to tell of them twice."""
+        for _, family in _families():
+            yield family
 
     def collect(self):
         """A family of metrics for each counter.
@@ -53,16 +54,13 @@ class Collector:
         Raises
         ------
         Error
-            Where prometheus-client is not installed; ``pip install vpool[metrics]`` has it.
+            Where prometheus-client is not installed; ``pip install "vpool[metrics]"`` has it.
         """
-        core = _client().core
-        rows = self._rows()
-        for names, family in ((_GAUGES, core.GaugeMetricFamily), (_COUNTERS, core.CounterMetricFamily)):
-            for name, meaning in names.items():
-                metric = family(f"vpool_{name}", meaning, labels=_LABELS)
-                for labels, stats in sorted(rows.items()):
-                    metric.add_metric(labels, sum(getattr(one, name) for one in stats))
-                yield metric
+        rows = sorted(self._rows().items())
+        for name, family in _families():
+            for labels, stats in rows:
+                family.add_metric(labels, sum(getattr(one, name) for one in stats))
+            yield family
 
     def _rows(self):
         """The counters of all pools with the same labels, by these."""
@@ -93,7 +91,9 @@ def register(registry=None):
     Raises
     ------
     Error
-        Where prometheus-client is not installed; ``pip install vpool[metrics]`` has it.
+        Where prometheus-client is not installed; ``pip install "vpool[metrics]"`` has it.
+    ValueError
+        Where the registry tells of pools already.
     """
     collector = Collector()
     (registry or _client().REGISTRY).register(collector)
@@ -106,7 +106,7 @@ def text():
     Raises
     ------
     Error
-        Where prometheus-client is not installed; ``pip install vpool[metrics]`` has it.
+        Where prometheus-client is not installed; ``pip install "vpool[metrics]"`` has it.
     """
     client = _client()
     from prometheus_client.openmetrics.exposition import generate_latest
@@ -116,10 +116,18 @@ def text():
     return generate_latest(registry).decode()
 
 
+def _families():
+    """A new family of metrics for each counter, behind the counter's name."""
+    core = _client().core
+    for names, kind in ((_GAUGES, core.GaugeMetricFamily), (_COUNTERS, core.CounterMetricFamily)):
+        for name, meaning in names.items():
+            yield name, kind(f"vpool_{name}", meaning, labels=_LABELS)
+
+
 def _client():
     try:
         import prometheus_client
         import prometheus_client.core
     except ImportError:
-        raise Error("metrics need prometheus-client: pip install vpool[metrics]") from None
+        raise Error('metrics need prometheus-client: pip install "vpool[metrics]"') from None
     return prometheus_client

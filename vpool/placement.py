@@ -10,7 +10,7 @@ import numpy as np
 
 from vpool.errors import FormatError
 from vpool.formats.npz import arrays_of
-from vpool.sizes import MAX_SIZE, format_bytes
+from vpool.sizes import MAX_SIZE, format_bytes, plural
 
 __all__ = [
     "FORMAT_VERSION",
@@ -217,6 +217,8 @@ class Plan:
 
     def __str__(self):
         step = "" if self.step < 0 else f" of step {self.step}"
+        if not self.planned:
+            return f"nothing to plan: of {plural(len(self), 'request')}{step} none is freed within it"
         return (
             f"{self.planned:,} of {len(self):,} requests{step} planned in {format_bytes(self.peak_bytes)}, "
             f"{self.ratio:.4f} times the {format_bytes(self.lower_bound_bytes)} that live at once"

@@ -19,7 +19,7 @@ def draw(report, trace=None):
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise Error("plots need matplotlib: pip install vpool[plot]") from None
+        raise Error('plots need matplotlib: pip install "vpool[plot]"') from None
     figure = Figure(figsize=(9.0, 9.0 if trace is not None else 6.5), layout="constrained")
     axes = figure.subplots(3 if trace is not None else 2, 1)
     _map(axes[0], report)

@@ -19,7 +19,8 @@ MAX_ROUNDING = 2 << 20
 
 _KINDS = {"dynamic": Dynamic, "fixed": Fixed, "hybrid": Hybrid}
 _FITS = ("good",)
-_ANYWHERE = ("host", "simulated")  # sources that can be made without a device, so that their options are checked early
+# Sources that can be made without a device, so that their options are checked early.
+_ANYWHERE = ("host", "simulated", "simulated-vmm")
 _TYPES = {str: "a string", bool: "a boolean", int: "an integer", float: "a float", list: "an array", dict: "a table"}
 # What a file may have, beside what strategies and sources name themselves.
 _KEYS = ("format_version", "rounding", "minimum_remainder", "fit", "strategy", "source")
@@ -40,8 +41,8 @@ class Policy:
         Bytes, at least 256: where less would be left of a free block, the block is lent whole.
     fit : {"good"}
         How a free block is found: two-level segregated fit, which searches nothing.
-    source : {"cuda", "host", "simulated"}, optional
-        Where memory comes from; the best that works on the machine if not given.
+    source : str, optional
+        Where memory comes from, by a name of `vpool.sources`; the best that works on the machine if not given.
     source_options : dict
         Keyword options of that source, as of the functions in `vpool.sources`.  The device is not one of
         them: a pool is told where it is made.

@@ -68,7 +68,7 @@ def _ratios(report):
         f"internal {report.internal_fragmentation:.1%}"
     )
     yield (
-        f"reuse {report.reuse_ratio:.1%} of bytes   {report.source_calls} source calls   "
+        f"reuse {report.reuse_ratio:.1%} of bytes   {plural(report.source_calls, 'source call')}   "
         f"largest request that would succeed: {largest}"
     )
 

@@ -373,7 +373,7 @@ class Report:
         Raises
         ------
         Error
-            Where matplotlib is not installed; ``pip install vpool[plot]`` has it.
+            Where matplotlib is not installed; ``pip install "vpool[plot]"`` has it.
         """
         return draw(self, trace)
 

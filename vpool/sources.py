@@ -111,8 +111,8 @@ def CudaVmm(device=None, *, handle=None, tight=False, peers=(), exportable=False
         Where CUDA cannot be used, or the device has no virtual memory; the message says why.
     ForkedProcessError
         In a child of a process that used CUDA.
-    ValueError
-        For a device that is not there, or a size that is no multiple of 2 MiB.
+    TypeError, ValueError
+        For a device that is not there, a size that is no multiple of 2 MiB, or `tight` that is no bool.
     """
     driver = _load_cuda(again=True)
     peers = [_ordinal(driver, peer) for peer in peers]
@@ -136,6 +136,8 @@ def SimulatedVmm(capacity=None, *, handle=None, tight=False):
 
 def _moves(handle, tight):
     """How a mapped source moves memory, as arguments for it."""
+    if not isinstance(tight, bool):
+        raise TypeError(f"tight must be a boolean, not {type(tight).__name__}")
     if tight:
         return {
             "handle_bytes": 2 << 20 if handle is None else parse_size(handle, "handle"),

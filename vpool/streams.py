@@ -3,7 +3,7 @@
 import operator
 import sys
 
-__all__ = ["HOST", "stream_handle"]
+__all__ = ["HOST", "read_stream", "stream_handle"]
 
 
 class _Host:
@@ -55,9 +55,24 @@ def stream_handle(stream, device=None):
 
 
 def read_stream(stream, device=None):
-    """The same, and whether the handle is an attribute of an object, which has it as long as it lives.
+    """The CUDA handle of a stream, and whether it lasts as long as the object.
 
-    What is a number itself, or has one as a ctypes pointer does, may be another stream's the next time.
+    What is a number itself, or has one as a ctypes pointer does, may be another stream's the next time; an object of a
+    framework has its handle as long as it lives.
+
+    Parameters
+    ----------
+    stream, device
+        As of `stream_handle`.
+
+    Returns
+    -------
+    tuple of (int, bool)
+
+    Raises
+    ------
+    TypeError, ValueError
+        As of `stream_handle`.
     """
     if stream is None:
         return 0, False

@@ -30,7 +30,7 @@ from vpool.placement import checked_plan, with_plan
 from vpool.policy import Policy
 from vpool.sizes import parse_size
 from vpool.sources import resolve
-from vpool.strategies import EASE_OF_BYTES, Dynamic, Strategy
+from vpool.strategies import EASE_OF_BYTES, Dynamic, Fixed, Hybrid, Strategy
 from vpool.trimming import checked_marks
 
 _numbers = itertools.count(1)
@@ -48,6 +48,16 @@ cdef inline bint put(Arena* arena, uint64_t address) noexcept nogil:
     found = put_any(arena, address)
     bias_leave(&arena.lock, seat)
     return found
+
+
+def _of_pool(message, given):
+    """What is said of the arguments of `Pool._make`, as of `Pool`'s; and where a number of a strategy belongs."""
+    message = message.replace("_make", "Pool", 1)
+    for strategy in (Dynamic, Fixed, Hybrid):
+        for name in given:
+            if name in strategy.__dataclass_fields__ and repr(name) in message:
+                return f"{message}: it is a strategy's, as in Pool({strategy.__name__}({name}=...))"
+    return message
 
 
 @cython.no_gc_clear   # the collector must not drop `core` while `__dealloc__` of a buffer may need it
@@ -119,8 +129,10 @@ cdef class Pool(Mover):
         # Any arguments: what cannot be taken apart must not leave a pool without parts either.
         try:
             self._make(*args, **kwargs)
-        except BaseException:
+        except BaseException as error:
             self._stay_closed()
+            if isinstance(error, TypeError) and str(error).startswith("_make() "):
+                raise TypeError(_of_pool(str(error), kwargs)) from None
             raise
 
     def _make(self, strategy=None, source=None, device=None, name=None, *, on_pressure="wait", rounding=256,

@@ -57,7 +57,7 @@ def expect_plot(path, *inputs):
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise Error("--plot needs matplotlib: pip install vpool[plot]") from None
+        raise Error('--plot needs matplotlib: pip install "vpool[plot]"') from None
     kinds = Figure().canvas.get_supported_filetypes()
     ending = os.path.splitext(path)[1].removeprefix(".").lower()
     if ending and ending not in kinds:

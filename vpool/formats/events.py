@@ -172,15 +172,15 @@ class Events:
         if self.failed_bytes:
             event, nbytes, largest = self.failed_before[0], self.failed_bytes[0], max(self.failed_bytes)
             yield (
-                f"{plural(len(self.failed_bytes), 'request')} failed, the largest of {largest} bytes; the first, of "
-                f"{nbytes} bytes, with {self._live_bytes(event)} bytes live, before event {event}"
+                f"{plural(len(self.failed_bytes), 'request')} failed, the largest of {largest:,} bytes; the first, of "
+                f"{nbytes:,} bytes, with {self._live_bytes(event):,} bytes live, before event {event:,}"
             )
         back = int((np.diff(t) < 0).sum())
         if back:
             yield f"the clock goes back {plural(back, 'time')}: the order of the file counts"
         if self.live_at_end:
             nbytes = self._live_bytes(len(self.op))
-            yield f"{plural(self.live_at_end, 'allocation')} of {nbytes} bytes in all live at the end"
+            yield f"{plural(self.live_at_end, 'allocation')} of {nbytes:,} bytes in all live at the end"
 
     def _live_bytes(self, event):
         """Bytes that are live before an event."""

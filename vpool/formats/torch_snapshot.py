@@ -164,8 +164,8 @@ class _Snapshot:
             older = [size for address, (size, _) in blocks.items() if address not in events.live]
             if older:
                 events.notes.append(
-                    f"{plural(len(older), 'block')} of {sum(older)} bytes in the segments older than the first event: "
-                    "not in the trace"
+                    f"{plural(len(older), 'block')} of {sum(older):,} bytes in the segments older than the first "
+                    "event: not in the trace"
                 )
         if device.requested:
             events.notes.append(f"{plural(len(device.requested), 'free')} requested and not completed at the end")

@@ -8,7 +8,7 @@ from vpool._interface.pool import Pool
 from vpool.defaults import default_pool
 from vpool.errors import OutOfMemoryError
 
-__all__ = ["PoolOfDevice", "as_error_of", "required"]
+__all__ = ["PoolOfDevice", "as_error_of", "of_a_gpu", "required"]
 
 
 def required(module: str, extra: str) -> Any:
@@ -30,6 +30,24 @@ def required(module: str, extra: str) -> Any:
         ) from None
 
 
+def of_a_gpu(pool):
+    """A pool whose memory a framework's kernels can use.
+
+    Raises
+    ------
+    TypeError
+        For what is no pool.
+    ValueError
+        For a pool of ordinary or simulated memory, which would end the first kernel with an illegal access.
+    """
+    if not isinstance(pool, Pool):
+        raise TypeError(f"pool must be a vpool.Pool, not {type(pool).__name__}")
+    source = pool.source
+    if not source.has_memory or source.name == "host":
+        raise ValueError(f'no GPU can use the memory of {pool!r}: choose a source of CUDA, such as "cuda"')
+    return pool
+
+
 class PoolOfDevice:
     """The pool that serves a device: one that was chosen for it, else its default pool.
 
@@ -37,11 +55,16 @@ class PoolOfDevice:
     ----------
     pools : iterable of Pool
         Each for its own device.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is no pool of a GPU's memory, or two pools for one device.
     """
 
     def __init__(self, pools):
         self._chosen: dict[int, Pool] = {}
-        for pool in pools:
+        for pool in map(of_a_gpu, pools):
             if pool.device in self._chosen:
                 raise ValueError(f"two pools for device {pool.device}: {self._chosen[pool.device]!r} and {pool!r}")
             self._chosen[pool.device] = pool

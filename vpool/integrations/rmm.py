@@ -7,7 +7,7 @@
 """
 
 from vpool.defaults import default_pool
-from vpool.integrations.packages import required
+from vpool.integrations.packages import of_a_gpu, required
 from vpool.sources import current_device
 
 __all__ = ["install", "resource"]
@@ -26,8 +26,13 @@ def resource(pool=None):
     RMM names a stream by its number in both calls, so memory that crosses streams waits for the device, unless the
     pool was also given the stream as an object that holds it.  Where no memory is left, RMM raises its own
     ``MemoryError``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For what is no pool of a GPU's memory.
     """
-    pool = default_pool() if pool is None else pool
+    pool = default_pool() if pool is None else of_a_gpu(pool)
 
     def allocate(nbytes, stream):
         return pool.allocate(nbytes, _handle(stream))
@@ -54,11 +59,12 @@ def install(pool=None):
 
     Raises
     ------
-    ValueError
-        For a pool of another device: RMM wants its resources made while their device is the current one.
+    TypeError, ValueError
+        For what is no pool of a GPU's memory, or one of another device: RMM wants its resources
+        made while their device is the current one.
     """
     mr = required("rmm.mr", "rmm")
-    pool = default_pool() if pool is None else pool
+    pool = default_pool() if pool is None else of_a_gpu(pool)
     if pool.device != current_device():
         raise ValueError(f"{pool!r} is of device {pool.device}, and the current one is {current_device()}")
     mr.set_current_device_resource(resource(pool))

@@ -16,7 +16,7 @@ from vpool._interface import numbered
 from vpool._interface.segments import bind
 from vpool.defaults import default_pool
 from vpool.integrations import torch_shim
-from vpool.integrations.packages import PoolOfDevice, required
+from vpool.integrations.packages import PoolOfDevice, of_a_gpu, required
 from vpool.integrations.torch_stats import memory_stats, patch_statistics
 
 __all__ = ["install", "mem_pool", "memory_stats"]
@@ -44,8 +44,9 @@ def mem_pool(pool=None, **options):
 
     Raises
     ------
-    ValueError
-        For a pool with debug modes, which need Python where PyTorch may not wait for it.
+    TypeError, ValueError
+        For what is no pool of a GPU's memory, and for one with debug modes, which need Python where PyTorch may not
+        wait for it.
     RuntimeError
         Where 16 pools of this process serve in this way, PyTorch was built without CUDA, or `install` was called.
 
@@ -59,7 +60,7 @@ def mem_pool(pool=None, **options):
     torch = _with_cuda()
     if _installed:
         raise RuntimeError("PyTorch allocates from vpool already, and that way knows no memory pools of its own")
-    pool = default_pool(torch.cuda.current_device()) if pool is None else pool
+    pool = default_pool(torch.cuda.current_device()) if pool is None else of_a_gpu(pool)
     lend, take, _ = bind(pool)
     with torch.cuda.device(pool.device):
         allocator = torch._C._cuda_customAllocator(lend, take)
