@@ -67,7 +67,15 @@ THIRD_PARTY = {
     "numpy": "vpool",
     "cuda": "vpool._storage.cuda_driver",
     "rich": "vpool.commands.console",
-    "matplotlib": ("vpool.commands.compare", "vpool.commands.tune", "vpool.recommendation", "vpool.plots"),
+    "matplotlib": (
+        *(
+            "vpool.commands.compare",
+            "vpool.commands.tune",
+            "vpool.recommendation",
+            "vpool.plots",
+            "vpool.bench.drawing",
+        ),
+    ),
     "distributed": "vpool.cluster",
     "prometheus_client": "vpool.metrics",
     "nvtx": "vpool.annotation",
