@@ -11,6 +11,7 @@ import numpy as np
 
 from vpool import sources
 from vpool._interface import bench as loops
+from vpool.bench.calls import in_parts
 from vpool.bench.cases import GROUPS, cases_of, checked_groups
 from vpool.bench.machine import machine, packages
 from vpool.bench.own import own_subjects
@@ -93,7 +94,7 @@ def bench(only=None, full=False, traces=(), source=None, *, peers=True, scale=1.
         packages=packages(),
         settings={"groups": groups, "full": bool(full), "rounds": rounds, "source": source.name},
         floor_ns=float(np.median(floors)),
-        clock_ns=loops.clock_reads(_CLOCKS) / _CLOCKS,
+        clock_ns=in_parts(loops.clock_reads, _CLOCKS)["ns"],
         notes=notes,
         rows=rows,
     )
