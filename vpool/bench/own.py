@@ -16,7 +16,7 @@ from vpool.errors import Error
 from vpool.replay import replay
 from vpool.strategies import Dynamic, Fixed, Hybrid
 
-__all__ = ["Empty", "Own", "OwnEmpty", "OwnTrace", "own_subjects"]
+__all__ = ["Empty", "Own", "OwnEmpty", "OwnTrace", "own_subjects", "percentiles"]
 
 SMALLEST, LARGEST = 512, 16 << 20  # bytes of random sizes; their logarithm is uniform
 _DRAWS = 1 << 16
