@@ -2,7 +2,8 @@
 
 A command's module has `HELP`, `prepare(parser)`, and `run(args)`, which returns what ``--json`` prints
 and prints everything else itself when that was not asked for.  It may have `failure(result)`: one line that says why
-what was done has failed all the same, or None.
+what was done has failed all the same, or None; and `JSON`: how its option ``--json`` differs from the others', of which
+the value True alone means to print.
 """
 
 import argparse
@@ -31,6 +32,8 @@ COMMANDS = (
     "bench",
 )
 
+_JSON = {"action": "store_true", "help": "print the result as JSON"}
+
 
 class _Parser(argparse.ArgumentParser):
     """Wrong usage is one line on standard error."""
@@ -47,7 +50,7 @@ def _parser():
         module = importlib.import_module(f"vpool.commands.{name}")
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
         module.prepare(command)
-        command.add_argument("--json", action="store_true", help="print the result as JSON")
+        command.add_argument("--json", **getattr(module, "JSON", _JSON))
         command.set_defaults(run=module.run, failure=getattr(module, "failure", lambda result: None))
     return parser
 
@@ -64,7 +67,7 @@ def main(argv=None):
     args = _parser().parse_args(argv)
     try:
         result = args.run(args)
-        if args.json:
+        if args.json is True:
             print(json.dumps(result, indent=2))
         if sys.stdout is not None:
             sys.stdout.flush()
