@@ -2,7 +2,7 @@
 
 A command's module has `HELP`, `prepare(parser)`, and `run(args)`, which returns what ``--json`` prints
 and prints everything else itself when that was not asked for.  It may have `failure(result)`: one line that says why
-what was done has failed all the same, or None.
+what was done has failed all the same, or None; and `status(result)`, the exit status of what was done.
 """
 
 import argparse
@@ -19,6 +19,7 @@ __all__ = ["main"]
 COMMANDS = (
     "demo",
     "doctor",
+    "run",
     "replay",
     "compare",
     "tune",
@@ -48,7 +49,11 @@ def _parser():
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
         module.prepare(command)
         command.add_argument("--json", action="store_true", help="print the result as JSON")
-        command.set_defaults(run=module.run, failure=getattr(module, "failure", lambda result: None))
+        command.set_defaults(
+            run=module.run,
+            failure=getattr(module, "failure", lambda result: None),
+            status=getattr(module, "status", lambda result: 0),
+        )
     return parser
 
 
@@ -58,8 +63,8 @@ def main(argv=None):
     Returns
     -------
     int
-        0 for done, 1 for a failure that one line on standard error explains.  Wrong usage leaves
-        through `SystemExit` with status 2.
+        0 for done, 1 for a failure that one line on standard error explains; of a program that was run, its own.
+        Wrong usage leaves through `SystemExit` with status 2.
     """
     args = _parser().parse_args(argv)
     try:
@@ -71,6 +76,7 @@ def main(argv=None):
         if failure := args.failure(result):
             print(f"vpool {args.command}: {failure}", file=sys.stderr)
             return 1
+        return args.status(result)
     except (Error, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
         if isinstance(error, BrokenPipeError):
             # Whoever read has gone, as `head` does; nothing more can be told on this stream.
@@ -80,7 +86,6 @@ def main(argv=None):
         return 1
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 def _one_line(error):
