@@ -80,7 +80,7 @@ lend_of = _lend
 take_of = _take
 
 
-def bind(Lender pool not None):
+def bind(Lender pool not None, tag=None):
     """The addresses of two functions that lend and take back blocks of a pool, and what they go through.
 
     ``void* lend(size_t nbytes, int device, cudaStream_t stream)``: a block that no queued work touches, or NULL.
@@ -88,6 +88,12 @@ def bind(Lender pool not None):
 
     The same pair again for a pool that has one.  The pool lives as long as the process: nobody tells when the last
     call has been made.
+
+    Parameters
+    ----------
+    pool : Pool
+    tag : str, optional
+        Of the blocks, for threads without a tag; of a pool that has a pair already it stays what it was.
 
     Raises
     ------
@@ -105,7 +111,7 @@ def bind(Lender pool not None):
         for number in range(PAIRS):
             if _bound[number] != NULL and (<Deferred> _bound[number]).pool is pool:
                 return pairs[number][0], pairs[number][1], <Deferred> _bound[number]
-        blocks = Deferred(pool)
+        blocks = Deferred(pool, tag=tag)
         for number in range(PAIRS):
             if _bound[number] == NULL:
                 Py_INCREF(blocks)

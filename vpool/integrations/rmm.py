@@ -6,11 +6,15 @@
    vpool.integrations.rmm.install()
 """
 
+from vpool._interface.tags import default_tag
 from vpool.defaults import default_pool
+from vpool.integrations.caches import ask_before_failing
 from vpool.integrations.packages import required
 from vpool.sources import current_device
 
 __all__ = ["install", "resource"]
+
+_tagged = default_tag("rmm")
 
 
 def resource(pool=None):
@@ -28,9 +32,11 @@ def resource(pool=None):
     ``MemoryError``.
     """
     pool = default_pool() if pool is None else pool
+    ask_before_failing(pool)
 
     def allocate(nbytes, stream):
-        return pool.allocate(nbytes, _handle(stream))
+        with _tagged:
+            return pool.allocate(nbytes, _handle(stream))
 
     def deallocate(ptr, nbytes, stream):
         pool.deallocate(ptr, _handle(stream))
