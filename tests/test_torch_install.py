@@ -240,6 +240,26 @@ def test_debug_modes(torch, files):
         assert pool.stats.requested_bytes == 0
 
 
+def test_torch_allocator_already_initialised(torch, files, pool):
+    """A program that used CUDA is told so and loses nothing; one call more is harmless, and other pools are not."""
+    torch.cuda.is_initialized = lambda: True
+    with pytest.raises(RuntimeError, match="call install\\(\\) before it does"):
+        plugin.install(pool)
+    assert (torch.allocator, hasattr(torch.cuda, "memory_stats")) == (None, False)
+    torch.cuda.is_initialized = lambda: False
+    plugin.install(pool)
+    first = torch.allocator
+    torch.cuda.is_initialized = lambda: True
+    plugin.install(pool)
+    plugin.install()
+    with fake_pool() as other, pytest.raises(RuntimeError, match="other pools already"):
+        plugin.install(other)
+    assert torch.allocator is first
+    calls = Calls(torch, files[1])
+    calls.take(calls.lend(KIB)[1])
+    assert pool.stats.frees == 1
+
+
 def test_threads(calls, pool, torch):
     driver = pool.source.driver
     streams = [driver.create_stream() for _ in range(4)]
@@ -323,8 +343,8 @@ def test_it_can_be_installed_once_and_in_time(torch, pool):
         plugin.install(pool)
     torch.cuda.is_initialized = lambda: False
     plugin.install(pool, statistics=False)
-    with pytest.raises(RuntimeError, match="already"):
-        plugin.install(pool)
+    with fake_pool() as other, pytest.raises(RuntimeError, match="already"):
+        plugin.install(other)
     with pytest.raises(RuntimeError, match="no memory pools"):
         plugin.mem_pool(pool)
 
