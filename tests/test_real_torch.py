@@ -1,6 +1,5 @@
 """What PyTorch itself makes of vpool, as far as that goes with a build of it that knows no GPU."""
 
-import ctypes
 import json
 import subprocess
 import sys

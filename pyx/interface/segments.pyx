@@ -13,6 +13,7 @@ from vpool._interface.lender cimport Lender
 from vpool._management.order cimport captures_count
 from vpool._management.state cimport STATE_DEBUG
 from vpool._storage.driver cimport CAPTURE_NONE, STATUS_OK
+from vpool._storage.upstream_driver cimport UpstreamDriver
 
 from vpool._storage.fork import PerProcess
 
@@ -98,7 +99,7 @@ def bind(Lender pool not None, tag=None):
     Raises
     ------
     ValueError
-        For a pool with debug modes.
+        For a pool with debug modes, or whose source is an allocator of Python's.
     RuntimeError
         Where as many pools have a pair as there are pairs.
     """
@@ -106,6 +107,8 @@ def bind(Lender pool not None, tag=None):
     cdef Deferred blocks
     if pool.core.state.word & STATE_DEBUG:
         raise ValueError(f"pool {pool.name!r} has debug modes, which need the GIL: its callers here may not take it")
+    if isinstance(pool.core.source.driver, UpstreamDriver):
+        raise ValueError(f"the source of pool {pool.name!r} needs the GIL: its callers here may not take it")
     pool.must_be_open()
     with _binding.here:
         for number in range(PAIRS):

@@ -11,6 +11,7 @@
 
 import ctypes
 import logging
+from typing import Any
 
 from vpool._interface import numbered
 from vpool._interface.segments import bind
@@ -149,7 +150,7 @@ def gather_reports(group=None):
     distributed = required("torch.distributed", "torch")
     if not distributed.is_available() or not distributed.is_initialized():
         raise RuntimeError("there is no process group: call torch.distributed.init_process_group first")
-    answers = [None] * distributed.get_world_size(group)
+    answers: list[Any] = [None] * distributed.get_world_size(group)
     distributed.all_gather_object(answers, (distributed.get_rank(), reports_here()), group)
     return Gathered({f"rank {rank}": reports for rank, reports in answers})
 
