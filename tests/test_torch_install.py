@@ -228,6 +228,25 @@ def test_recordings_and_tags_go_on(calls, pool):
     assert len(trace.op) == 2
 
 
+def test_tags_and_a_quota(calls, pool):
+    """Tensors are tagged, known stream or not, unless the program has a tag of its own."""
+    pool.limit("torch", 4 * KIB)
+    blocks = [calls.lend(KIB)[1] for _ in range(3)]  # the first one meets the stream
+    with vpool.tag("mine"):
+        blocks.append(calls.lend(2 * KIB)[1])
+    rows = {row["tag"]: row["requested_bytes"] for row in pool.inspect().tags}
+    assert rows == {"torch": 3 * KIB, "mine": 2 * KIB}
+    with unchanged(pool):
+        status, text = calls.lend(2 * KIB)
+        assert (status, "torch" in text) == (1, True)
+    assert vpool.tag.current() is None
+    pool.limit("torch", None)
+    blocks.append(calls.lend(2 * KIB)[1])
+    for block in blocks:
+        calls.take(block)
+    assert_whole(pool)
+
+
 def test_debug_modes(torch, files):
     with fake_pool(debug=("guard", "sites")) as pool:
         plugin.install(pool, statistics=False)
