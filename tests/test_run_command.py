@@ -163,6 +163,7 @@ print(os.waitstatus_to_exitcode(os.wait()[1]))
             (["--policy", "programs/beside.py", "programs/beside.py"], 1, "beside.py"),
             (["--record", "programs/beside.py", "programs/beside.py"], 1, "the file to read"),
             (["--record", "nowhere/out.npz", "programs/beside.py"], 1, "nowhere"),
+            (["--"], 2, "PROGRAM"),
             ([], 2, "PROGRAM"),
             (["--unknown", "programs/beside.py"], 2, "--unknown"),
         ],
@@ -289,6 +290,7 @@ print("goes on")
             ([], None, "vpool.integrations.numba"),
             (["--numba"], None, "vpool.integrations.numba"),
             (["--cupy"], None, "None"),
+            (["--numba"], "another", "vpool.integrations.numba"),
             ([], "another", "another"),
         ],
     )

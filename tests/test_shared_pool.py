@@ -178,7 +178,7 @@ def torch(monkeypatch):
         empty_cache=torch.give_back,
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(torch_plugin, "_installed", False)
+    monkeypatch.setattr(caches.numbered, "all_served", list)
     return torch
 
 
@@ -242,7 +242,7 @@ class TestCaches:
         assert torch.asked == []
 
     def test_a_pytorch_without_caches(self, pool, torch, monkeypatch):
-        monkeypatch.setattr(torch_plugin, "_installed", True)
+        monkeypatch.setattr(caches.numbered, "all_served", lambda: [pool])
         with pytest.raises(vpool.OutOfMemoryError):
             pool.allocate(5 * MIB)
         assert torch.asked == []

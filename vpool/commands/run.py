@@ -22,9 +22,9 @@ from vpool.sizes import format_bytes
 HELP = "Run an unmodified program under a pool, recorded if asked; the report at its end."
 
 _NUMBA = "vpool.integrations.numba"
-# The package after whose import a plug-in's `install` is called.  Numba asks for its plug-in itself.
-_INSTALLED = {"torch": "torch", "cupy": "cupy", "rmm": "rmm"}
-_UNASKED = ("torch", "cupy", "numba")
+# Packages after whose import the `install` of their plug-in is called.  Numba asks for its plug-in itself.
+_INSTALLED = ("torch", "cupy", "rmm")
+_UNASKED = ("torch", "cupy")  # these where none is asked for, and Numba
 
 
 def prepare(parser):
@@ -50,7 +50,10 @@ def run(args):
     missed: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         stack.callback(watched.stop)
-        for framework in [one for one in (*_INSTALLED, "numba") if getattr(args, one)] or _UNASKED:
+        asked = [one for one in (*_INSTALLED, "numba") if getattr(args, one)]
+        if args.numba or not (asked or "NUMBA_CUDA_MEMORY_MANAGER" in os.environ):
+            os.environ["NUMBA_CUDA_MEMORY_MANAGER"] = _NUMBA
+        for framework in [one for one in asked if one != "numba"] if asked else _UNASKED:
             stack.callback(_hook(framework, missed))
         defaults.when_made.append(watched.add)
         stack.callback(defaults.when_made.remove, watched.add)
@@ -79,9 +82,6 @@ def status(result):
 
 def _hook(framework, missed):
     """Have a framework allocate from default pools once the program imports it; what takes that back."""
-    if framework == "numba":
-        os.environ.setdefault("NUMBA_CUDA_MEMORY_MANAGER", _NUMBA)
-        return lambda: None
 
     def install(module):
         try:
@@ -90,7 +90,7 @@ def _hook(framework, missed):
             missed[framework] = " ".join(str(error).split())
             print(f"vpool run: {framework} does not allocate from a pool: {missed[framework]}", file=sys.stderr)
 
-    return after_import(_INSTALLED[framework], install)
+    return after_import(framework, install)
 
 
 # The pools.

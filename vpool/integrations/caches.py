@@ -9,6 +9,7 @@ import sys
 import weakref
 from typing import Any
 
+from vpool._interface import numbered
 from vpool._interface.captures import captures_go_on
 
 __all__ = ["ask_before_failing"]
@@ -52,9 +53,8 @@ def _ask(name, give_back, device, nbytes):
 
 
 def _torch(torch: Any, device):
-    plugin = sys.modules.get("vpool.integrations.torch")
-    if plugin is not None and plugin.serves_every_tensor():
-        return  # which leaves PyTorch without caches
+    if numbered.all_served():
+        return  # every tensor is a block: PyTorch has no caches
     if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
         torch.cuda.empty_cache()
 

@@ -18,7 +18,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         if name != self._name:
             return None
         for finder in sys.meta_path:
-            spec = None if finder is self else finder.find_spec(name, path, target)
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = None if find is None else find(name, path, target)
             if spec is not None:
                 self._follow(spec.loader)
                 return spec

@@ -155,11 +155,6 @@ def gather_reports(group=None):
     return Gathered({f"rank {rank}": reports for rank, reports in answers})
 
 
-def serves_every_tensor():
-    """Whether `install` was called."""
-    return _installed
-
-
 def _with_cuda():
     torch = required("torch", "torch")
     if not hasattr(torch._C, "_cuda_customAllocator"):
