@@ -35,6 +35,7 @@ LAYERS = {
         "vpool.plan",
         "vpool.defaults",
         "vpool.explain",
+        "vpool.gathered",
         "vpool.live",
         "vpool.metrics",
         "vpool.moments",

@@ -2,8 +2,8 @@
 
 A command's module has `HELP`, `prepare(parser)`, and `run(args)`, which returns what ``--json`` prints
 and prints everything else itself when that was not asked for.  It may have `failure(result)`: one line that says why
-what was done has failed all the same, or None; and `JSON`: how its option ``--json`` differs from the others', of which
-the value True alone means to print.
+what was done has failed all the same, or None; `status(result)`, the exit status of what was done; and `JSON`: how its
+option ``--json`` differs from the others', of which the value True alone means to print.
 """
 
 import argparse
@@ -20,6 +20,7 @@ __all__ = ["main"]
 COMMANDS = (
     "demo",
     "doctor",
+    "run",
     "replay",
     "compare",
     "tune",
@@ -51,7 +52,11 @@ def _parser():
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
         module.prepare(command)
         command.add_argument("--json", **getattr(module, "JSON", _JSON))
-        command.set_defaults(run=module.run, failure=getattr(module, "failure", lambda result: None))
+        command.set_defaults(
+            run=module.run,
+            failure=getattr(module, "failure", lambda result: None),
+            status=getattr(module, "status", lambda result: 0),
+        )
     return parser
 
 
@@ -61,8 +66,8 @@ def main(argv=None):
     Returns
     -------
     int
-        0 for done, 1 for a failure that one line on standard error explains.  Wrong usage leaves
-        through `SystemExit` with status 2.
+        0 for done, 1 for a failure that one line on standard error explains; of a program that was run, its own.
+        Wrong usage leaves through `SystemExit` with status 2.
     """
     args = _parser().parse_args(argv)
     try:
@@ -74,6 +79,7 @@ def main(argv=None):
         if failure := args.failure(result):
             print(f"vpool {args.command}: {failure}", file=sys.stderr)
             return 1
+        return args.status(result)
     except (Error, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
         if isinstance(error, BrokenPipeError):
             # Whoever read has gone, as `head` does; nothing more can be told on this stream.
@@ -83,7 +89,6 @@ def main(argv=None):
         return 1
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 def _one_line(error):
