@@ -110,7 +110,7 @@ def test_without_matplotlib_nothing_is_measured(capsys, monkeypatch, tmp_path):
 
     monkeypatch.setattr(builtins, "__import__", without)
     done = told(capsys, "--plot", tmp_path / "run.png", status=1)
-    assert done.err == "vpool bench: --plot needs matplotlib: pip install vpool[plot]\n"
+    assert done.err == 'vpool bench: --plot needs matplotlib: pip install "vpool[plot]"\n'
     assert os.listdir(tmp_path) == []
 
 

@@ -29,7 +29,7 @@ def empty_figure():
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise Error("--plot needs matplotlib: pip install vpool[plot]") from None
+        raise Error('--plot needs matplotlib: pip install "vpool[plot]"') from None
     return Figure(layout="constrained")
 
 
