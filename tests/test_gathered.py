@@ -3,6 +3,8 @@
 import json
 import os
 import pickle
+import sys
+import types
 
 import pytest
 
@@ -78,27 +80,32 @@ def _work(nbytes):
     return os.getpid(), pool.name, pool.strategy.initial
 
 
-def _worker_memory_manager():
-    from numba.cuda.cudadrv import driver
-
-    return driver._memory_manager.__module__
+def test_a_worker_installs_frameworks_once(monkeypatch, no_default_pools):
+    pytest.importorskip("distributed")
+    installed = []
+    plugin_of_numba = types.SimpleNamespace(install=installed.append)  # the real one takes a GPU's memory alone
+    monkeypatch.setitem(sys.modules, "vpool.integrations.numba", plugin_of_numba)
+    monkeypatch.setattr(plugin, "_pools", {})
+    sent = plugin.worker_plugin(vpool.Policy(vpool.Dynamic(initial=MIB), source="host"), "numba")
+    for _ in range(2):
+        sent.setup(None)
+    with vpool.default_pool() as pool:
+        assert installed == [pool]
 
 
 def test_two_workers():
     """Each has a pool by the policy, also one that comes later; the table tells of all."""
     distributed = pytest.importorskip("distributed")
-    pytest.importorskip("numba.cuda")
     policy = vpool.Policy(vpool.Dynamic(initial=2 * MIB, limit=64 * MIB), source="host")
     with (
         distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
     ):
         assert str(plugin.inspect_cluster(client)).count("no pool") == 2
-        client.register_plugin(plugin.worker_plugin(policy, frameworks=["numba"]))
+        client.register_plugin(plugin.worker_plugin(policy))
         workers = client.run(_work, 3 * MIB)
         assert len({pid for pid, *_ in workers.values()}) == 2
         assert {(name, initial) for _, name, initial in workers.values()} == {("dask-worker", 2 * MIB)}
-        assert set(client.run(_worker_memory_manager).values()) == {"vpool.integrations.numba"}
         cluster.scale(3)
         client.wait_for_workers(3, timeout=60)
         gathered = plugin.inspect_cluster(client)
