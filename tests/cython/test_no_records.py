@@ -1,9 +1,15 @@
 """Memory crosses streams where no record is left to keep book with: late, perhaps, but never early and never lost."""
 
+import ctypes
+
 import pytest
 
-from tests.helpers.pools import GRANULE
+import vpool
+from tests.helpers.pools import GRANULE, MIB
 from tests.helpers.programs import Program, run_all
+from tests.test_mapped import fake, in_pieces, pool_on, simulated, virtual
+
+OUT_OF_MEMORY = 2
 
 # Every stream is known, and has had memory of the others.
 MET = tuple(one for i in range(3) for one in (("allocate", 2, i), ("free", 0, -1)))
@@ -53,3 +59,67 @@ def test_every_short_program_without_records(probe, prefix):
     refused = [0]
     assert run_all(lambda: Recordless(probe, prefix, refused), 2 if prefix else 3) > 50
     assert refused[0] > 0
+
+
+class TestMoves:
+    """Memory that moves in a mapped pool."""
+
+    @pytest.mark.parametrize("make", [fake, simulated])
+    @pytest.mark.parametrize("left", range(7))
+    def test_few_records_are_left(self, probe, make, left):
+        """What is begun is ended: no handle is lost between two places."""
+        with pool_on(make(64 * MIB)) as pool:
+            blocks = in_pieces(pool, 16, 4 * MIB)
+            records = probe.Records(pool)
+            for nbytes in (6 * MIB, 7 * MIB + 512, 12 * MIB, 512):
+                records.take(left)
+                try:
+                    blocks.append(pool.allocate(nbytes))
+                except vpool.OutOfMemoryError:
+                    pass
+                pool.check()
+                pool.deallocate(blocks.pop(0))
+                pool.check()
+            records.give_back()
+            for ptr in blocks:
+                pool.deallocate(ptr)
+            pool.trim()
+            pool.check()
+            assert pool.stats.reserved_bytes == 0
+            assert pool.source.driver.virtual()[1:] == (0, 0)
+
+    def test_others_take_the_last_ones_in_the_middle_of_a_move(self, probe):
+        """The handle serves the next request."""
+        with pool_on(fake(64 * MIB)) as pool:
+            kept, ptr, behind = (pool.allocate(2 * MIB) for _ in range(3))
+            pool.deallocate(ptr)
+            assert probe.Records(pool).lost_in_a_move(ptr) == OUT_OF_MEMORY
+            pool.check()
+            assert pool.stats.reserved_bytes == 6 * MIB
+            again = pool.allocate(2 * MIB)
+            pool.check()
+            assert (pool.stats.reserved_bytes, virtual(pool)[1]) == (6 * MIB, 3)
+            ctypes.memset(again, 1, 2 * MIB)
+            for one in (kept, again, behind):
+                pool.deallocate(one)
+            pool.trim()
+            pool.check()
+            assert virtual(pool)[1:] == (0, 0)
+
+    def test_what_was_lost_in_a_move_comes_behind_the_work_on_it(self, probe):
+        with pool_on(fake(64 * MIB)) as pool:
+            driver = pool.source.driver
+            other = driver.create_stream()
+            pool.deallocate(pool.allocate(2 * MIB, stream=other), other)
+            pool.trim()
+            ptr = pool.allocate(2 * MIB)
+            position = driver.queue_work(0)
+            pool.deallocate(ptr)
+            assert probe.Records(pool).lost_in_a_move(ptr) == OUT_OF_MEMORY
+            again = pool.allocate(2 * MIB, stream=other)
+            assert virtual(pool)[1] == 1
+            assert driver.ordered(other, 0, position)
+            pool.deallocate(again, other)
+            pool.trim()
+            pool.check()
+            assert virtual(pool)[1:] == (0, 0)
