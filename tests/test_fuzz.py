@@ -19,6 +19,7 @@ from tests.helpers.model import Model, assert_disjoint
 from tests.helpers.pools import KIB, MIB, round_up
 from vpool._storage.driver import CALL_NAMES
 from vpool._storage.fake_cuda import FakeCudaDriver
+from vpool._storage.mapped_source import MappedSource
 from vpool._storage.source import Source
 
 # What a call may raise for its arguments, besides vpool's own errors.
@@ -74,16 +75,22 @@ class Fuzz:
         self.buffers = []
         self.ended = []
         self.gone = [1]
+        self.suspended = set()
         self.inside = False
         self.broken = None  # the call that a fault is set for
         self.counts = collections.Counter()
-        kind = self.random.choice(["host", "simulated", "fake", "fake, unchecked"])
+        kind = self.random.choice(["host", "simulated", "fake", "fake, unchecked", "mapped"])
         strategy = self.random.choice(STRATEGIES)
         on_pressure = self.random.choice(["wait", "raise"])
         if kind == "host":
             source = vpool.sources.Host()
         elif kind == "simulated":
             source = vpool.sources.Simulated("3MiB")
+        elif kind == "mapped":
+            driver = FakeCudaDriver(16 * MIB, devices=2)
+            driver.current_device = 0
+            source = MappedSource(driver, "cuda-vmm", 1, handle_bytes=2 * MIB)
+            strategy = vpool.Dynamic(limit=self.random.choice(["4MiB", "16MiB"]))
         else:
             driver = FakeCudaDriver(3 * MIB, devices=2)
             driver.current_device = 0
@@ -303,7 +310,8 @@ class Fuzz:
         what = self.pointer(self.choice())
         error, done = self.attempt(self.pool.record_stream, what, self.stream(self.choice())[0])
         if not isinstance(what, vpool.Buffer) and (done or isinstance(error, vpool.InvalidPointerError)):
-            assert done == (plain(what) == 0 or plain(what) in self.model.live)
+            used = self.model.live.keys() - self.suspended
+            assert done == (plain(what) == 0 or plain(what) in used)
 
     def step_call_anything(self):
         """Every other method and property of a pool, with the right number of arguments or not."""
@@ -405,14 +413,17 @@ class Fuzz:
     def agree(self):
         self.attempt(self.pool.check)  # which reads guards, where the driver works
         blocks = self.pool.inspect().blocks
-        rows = blocks[blocks["state"] == "live"]
+        live = blocks["state"] == "live"
+        self.suspended = set(map(int, blocks["address"][blocks["state"] == "suspended"]))
+        rows = blocks[live | (blocks["state"] == "suspended") & (blocks["requested"] > 0)]
         found = {int(row["address"]): (int(row["requested"]), int(row["stream"])) for row in rows}
         assert found == {ptr - self.fronts[ptr]: block for ptr, block in self.model.live.items()}
         assert all(int(row["nbytes"]) >= round_up(int(row["requested"])) for row in rows)
         assert_disjoint(rows["address"], rows["nbytes"])
         stats = self.pool.stats
         assert (stats.allocations, stats.frees) == (self.model.allocations, self.model.frees)
-        assert (stats.allocated_bytes, stats.requested_bytes) == (rows["nbytes"].sum(), self.model.requested_bytes)
+        assert stats.allocated_bytes == blocks["nbytes"][live].sum()
+        assert stats.requested_bytes == blocks["requested"][live].sum()
         assert self.other.stats.allocated_bytes == 2048
 
     def end(self):

@@ -68,6 +68,43 @@ class TestFailures:
             pool.check()
             assert holds(ptr, 9 * MIB, 3)
 
+    @pytest.mark.parametrize("then", ["resume", "suspend", "free", "free while it stays"])
+    def test_what_stays_mapped_in_vain_serves_elsewhere(self, then):
+        """The device cannot use it at the place it was for, which has no memory whatever becomes of the handle."""
+        with pool_on(fake()) as pool:
+            ptr = pool.allocate(9 * MIB)
+            fill(ptr, 9 * MIB, 3)
+            pool.suspend(offload=True)
+            pool.source.driver.fail("access_set", 1)
+            pool.source.driver.fail("handle_unmap", 1, times=1000)
+            with pytest.raises(vpool.SourceError):
+                pool.resume()
+            other = pool.allocate(2 * MIB)
+            fill(other, 2 * MIB, 7)
+            pool.check()
+            if then == "free while it stays":
+                pool.deallocate(ptr)
+                with contextlib.suppress(vpool.SourceError):
+                    pool.trim()
+                pool.check()
+            pool.source.driver.fail("handle_unmap", times=0)
+            if then == "suspend":
+                pool.suspend(offload=True)
+                pool.check()
+            elif then == "free":
+                pool.deallocate(ptr)
+                pool.trim()
+                pool.check()
+            pool.resume()
+            pool.check()
+            assert holds(other, 2 * MIB, 7)
+            if then in ("resume", "suspend"):
+                assert holds(ptr, 9 * MIB, 3)
+            pool.deallocate(other)
+            pool.trim()
+            pool.check()
+            assert pool.stats.reserved_bytes == (10 * MIB if then in ("resume", "suspend") else 0)
+
     def test_where_it_cannot_be_mapped_again(self):
         with pool_on(fake()) as pool:
             ptr = pool.allocate(9 * MIB)

@@ -20,7 +20,7 @@ from vpool._management.core cimport Core
 from vpool._management.holes cimport holes_adopt
 from vpool._management.index cimport live_insert
 from vpool._management.lend cimport Extent, lend_edge, lend_home, lend_isolate, lend_unadopt
-from vpool._management.mapped cimport Mapped, mapped_at
+from vpool._management.mapped cimport Mapped, mapped_active_at, mapped_at
 from vpool._management.merge cimport free_alone, merge_free
 from vpool._management.record cimport record_new
 from vpool._management.state cimport Absence, CoreState, Suspended, lock_all, unlock_all
@@ -235,8 +235,7 @@ cdef bint _send_home(Core core, Arena* arena) noexcept nogil:
 
 cdef bint absences_have(Mapped* mapped, Absence* absence) noexcept nogil:
     """Whether there is memory at the place of an absence, which may lack its content."""
-    cdef uint32_t number = mapped_at(mapped, absence.address)
-    return number != 0 and mapped.handles[number].active >= 0
+    return mapped_active_at(mapped, absence.address) != 0
 
 
 cdef void _drop_copy(Core core, Absence* absence) noexcept nogil:

@@ -3,7 +3,7 @@
 Holes tile their segment together with the other blocks; they are in no list, and no two of them are neighbours.
 They begin and end at multiples of what a source maps.
 """
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from vpool._base.types cimport BLOCK_EDGE, BLOCK_FREE, BLOCK_UNMAPPED, Block, BlockId
 from vpool._management.arena cimport Arena
@@ -13,15 +13,19 @@ from vpool._management.merge cimport merge_free
 from vpool._management.record cimport record_delete, record_new
 
 
-cdef bint _has_two_records(Arena* arena) noexcept nogil:
-    """Whether two more records can be had, so that what is begun can be ended."""
-    cdef BlockId first = record_new(arena)
-    cdef BlockId second = record_new(arena) if first else 0
-    if second:
-        record_delete(arena, second)
-    if first:
-        record_delete(arena, first)
-    return second != 0
+cdef bint _has_records(Arena* arena, uint32_t count) noexcept nogil:
+    """Whether so many more records can be had, so that what is begun can be ended.  O(count)."""
+    cdef uint32_t left = arena.capacity - arena.fresh
+    cdef BlockId spare_id = arena.spare
+    while left < count and spare_id:
+        left += 1
+        spare_id = arena.blocks[spare_id].next
+    return left >= count
+
+
+cdef bint holes_may_fill(Arena* arena) noexcept nogil:
+    """Whether there are records for `holes_fill`, whatever the hole."""
+    return _has_records(arena, 2)
 
 
 cdef void _be_hole(Block* block) noexcept nogil:
@@ -38,7 +42,7 @@ cdef BlockId holes_add_segment(Arena* arena, uint64_t address, uint64_t nbytes) 
     cdef BlockId edge_id, hole_id
     cdef Block* edge
     cdef Block* hole
-    if not _has_two_records(arena):
+    if not holes_may_fill(arena):
         return 0
     edge_id = record_new(arena)
     hole_id = record_new(arena)
@@ -82,11 +86,14 @@ cdef void _drop_behind(Arena* arena, BlockId block_id) noexcept nogil:
 
 
 cdef bint holes_punch(Arena* arena, BlockId block_id, uint64_t address, uint64_t nbytes) noexcept nogil:
-    """Make a part of a free block a hole, merged with its neighbours; False where no record is left."""
+    """Make a part of a free block a hole, merged with its neighbours; False where no record is left.
+
+    There have to be as many again: what loses its memory here gets it back, or another hole gets it.
+    """
     cdef Block* block = &arena.blocks[block_id]
     cdef uint64_t before = address - block.address
     cdef BlockId front_id
-    if not _has_two_records(arena):
+    if not _has_records(arena, 4):
         return False
     if before:
         front_id = hit_cut(arena, block_id, before)
@@ -135,7 +142,7 @@ cdef bint holes_fill(Arena* arena, BlockId hole_id, uint64_t address, uint64_t n
     """
     cdef uint64_t before = address - arena.blocks[hole_id].address
     cdef BlockId prev_id, next_id
-    if not _has_two_records(arena):
+    if not holes_may_fill(arena):
         return False
     if before:
         _cut_hole(arena, hole_id, before)

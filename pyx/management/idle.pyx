@@ -12,6 +12,7 @@ from vpool._management.holes cimport holes_remove_segment
 from vpool._management.mapped cimport Mapped, MappedHandle, Victim, mapped_is_open, mapped_release, mapped_unmap
 from vpool._management.moves cimport (
     moves_complete,
+    moves_complete_everywhere,
     moves_count,
     moves_punch,
     moves_put,
@@ -44,18 +45,20 @@ cdef void _unmap_stale(Core core) noexcept nogil:
 
 
 cdef int _release_spare(Core core) noexcept nogil:
-    """Give back what is mapped nowhere."""
+    """Give back what has no blocks, where no work can touch it."""
     cdef Mapped* mapped = &core.state.mapped
+    cdef MappedHandle* handle
     cdef uint32_t number
     cdef uint64_t nbytes
     cdef int first = STATUS_OK
     cdef int status
     for number in range(1, mapped.fresh):
-        if mapped.handles[number].memory.token and mapped.handles[number].active < 0:
-            nbytes = mapped.handles[number].memory.nbytes
+        handle = &mapped.handles[number]
+        if handle.memory.token and handle.active < 0 and moves_complete_everywhere(core, handle, 0):
+            nbytes = handle.memory.nbytes
             status = mapped_release(mapped, <MappedSource> core.source, number)
             first = status if first == STATUS_OK else first
-            if mapped.handles[number].memory.token == 0:
+            if handle.memory.token == 0:
                 moves_count(core)
                 core.not_taken(nbytes)
     return first
@@ -128,8 +131,7 @@ cdef void _go_home(Core core, uint32_t number) noexcept nogil:
     cdef uint64_t from_address = handle.places[handle.active].address
     cdef uint64_t stamp = 0
     if moves_punch(core, 0, from_address, handle.memory.nbytes, &stamp):
-        moves_put(core, number, 0, 0, stamp, stamp)
-        mapped.returns += 1
+        mapped.returns += moves_put(core, number, 0, 0, stamp) == STATUS_OK
 
 
 cdef bint _is_parked(Core core, uint64_t live) noexcept nogil:

@@ -71,6 +71,15 @@ cdef uint32_t mapped_at(Mapped* mapped, uint64_t address) noexcept nogil:
     return mapped.at[(address - mapped.span.address) // mapped.granularity]
 
 
+cdef uint32_t mapped_active_at(Mapped* mapped, uint64_t address) noexcept nogil:
+    """Number of the handle whose blocks are at an address of the range; 0 for none, also where one is stale."""
+    cdef uint32_t number = mapped_at(mapped, address)
+    cdef MappedHandle* handle = &mapped.handles[number]
+    if number and handle.active >= 0 and address - handle.places[handle.active].address < handle.memory.nbytes:
+        return number
+    return 0
+
+
 cdef int mapped_place_at(MappedHandle* handle, uint64_t address) noexcept nogil:
     """Which of a handle's places an address lies in."""
     cdef int i
@@ -167,6 +176,17 @@ cdef void mapped_activate(Mapped* mapped, uint32_t number, int place, uint64_t s
     else:
         handle.places[handle.active].stamp = stamp
     handle.active = place
+
+
+cdef void mapped_deactivate(Mapped* mapped, uint32_t number, uint64_t stamp) noexcept nogil:
+    """Let a handle be spare and its active place stale, which was used up to a stamp.  No driver call."""
+    cdef MappedHandle* handle = &mapped.handles[number]
+    journal_moved(mapped.journal, handle.places[handle.active].address, 0, handle.memory.nbytes)
+    handle.places[handle.active].stamp = stamp
+    handle.active = SPARE
+    mapped.nbytes -= handle.memory.nbytes
+    mapped.spare_bytes += handle.memory.nbytes
+    mapped.stale += 1
 
 
 cdef int mapped_release(Mapped* mapped, MappedSource source, uint32_t number) noexcept nogil:

@@ -13,7 +13,7 @@ from vpool._base.types cimport BLOCK_FREE, BLOCK_UNMAPPED, Block, BlockId
 from vpool._management.arena cimport Arena, arena_containing
 from vpool._management.core cimport Core
 from vpool._management.cross cimport cross_prove
-from vpool._management.holes cimport holes_fill, holes_punch
+from vpool._management.holes cimport holes_fill, holes_may_fill, holes_punch
 from vpool._management.mapped cimport (
     MOST_PLACES,
     Mapped,
@@ -22,6 +22,7 @@ from vpool._management.mapped cimport (
     mapped_activate,
     mapped_at,
     mapped_create,
+    mapped_deactivate,
     mapped_is_open,
     mapped_map,
     mapped_place_at,
@@ -139,14 +140,20 @@ cdef bint _make_place(Core core, MappedHandle* handle, uint32_t number) noexcept
     return False
 
 
-cdef int moves_put(Core core, uint32_t number, int place, BlockId hint, uint64_t stamp, uint64_t since) noexcept nogil:
-    """Let a handle's memory be free at one of its places, after a stamp; the place before was used up to another."""
+cdef int _put_back(Core core, uint32_t number, BlockId hint, uint64_t stamp) noexcept nogil:
+    """Let a handle's memory be free where it is, after a stamp; where no record is left for that it is spare."""
     cdef Mapped* mapped = &core.state.mapped
     cdef MappedHandle* handle = &mapped.handles[number]
-    mapped_activate(mapped, number, place, since)
-    if not moves_fill(core, hint, handle.places[place].address, handle.memory.nbytes, stamp):
-        return STATUS_OUT_OF_MEMORY
-    return STATUS_OK
+    if moves_fill(core, hint, handle.places[handle.active].address, handle.memory.nbytes, stamp):
+        return STATUS_OK
+    mapped_deactivate(mapped, number, stamp)
+    return STATUS_OUT_OF_MEMORY
+
+
+cdef int moves_put(Core core, uint32_t number, int place, BlockId hint, uint64_t stamp) noexcept nogil:
+    """Let a handle's memory be free at one of its places, after a stamp, up to which the place before was used."""
+    mapped_activate(&core.state.mapped, number, place, stamp)
+    return _put_back(core, number, hint, stamp)
 
 
 cdef int moves_take(Core core, Victim* victim, BlockId hole_id, uint64_t address) noexcept nogil:
@@ -155,7 +162,6 @@ cdef int moves_take(Core core, Victim* victim, BlockId hole_id, uint64_t address
     cdef MappedHandle* handle = &mapped.handles[victim.number]
     cdef uint64_t nbytes = handle.memory.nbytes
     cdef uint64_t stamp = 0
-    cdef uint64_t before = victim.address
     cdef int place, status
     victim.used = True
     place = mapped_place_at(handle, address)
@@ -163,7 +169,7 @@ cdef int moves_take(Core core, Victim* victim, BlockId hole_id, uint64_t address
         place = -1                                # what is in the way, perhaps of this very handle, is unmapped
     if place < 0 and not _make_place(core, handle, victim.number):
         return STATUS_NOT_READY
-    if not moves_punch(core, victim.block_id, before, nbytes, &stamp):
+    if not moves_punch(core, victim.block_id, victim.address, nbytes, &stamp):
         return STATUS_NOT_READY
     if place < 0:
         status = _clear(core, address, nbytes)
@@ -171,16 +177,17 @@ cdef int moves_take(Core core, Victim* victim, BlockId hole_id, uint64_t address
             atomic_add(core.state.source_calls, 1)
             status = mapped_map(mapped, <MappedSource> core.source, victim.number, address)
         if status != STATUS_OK:
-            moves_fill(core, 0, before, nbytes, stamp)
+            _put_back(core, victim.number, 0, stamp)
             return status
         place = handle.place_count - 1
         mapped.moves += 1
     else:
         mapped.returns += 1
-    return moves_put(core, victim.number, place, hole_id, stamp, stamp)
+    return moves_put(core, victim.number, place, hole_id, stamp)
 
 
-cdef bint _complete_everywhere(Core core, MappedHandle* handle, uint64_t stamp) noexcept nogil:
+cdef bint moves_complete_everywhere(Core core, MappedHandle* handle, uint64_t stamp) noexcept nogil:
+    """Whether all work is complete on what was freed up to a stamp, and on all that is stale.  Does not wait."""
     cdef int place
     for place in range(handle.place_count):
         if place != handle.active and not moves_complete(core, handle.places[place].stamp, False):
@@ -195,13 +202,13 @@ cdef int moves_release(Core core, Victim* victim) noexcept nogil:
     cdef uint64_t nbytes = handle.memory.nbytes
     cdef uint64_t stamp = 0
     cdef int status
-    if not _complete_everywhere(core, handle, victim.stamp):
+    if not moves_complete_everywhere(core, handle, victim.stamp):
         return STATUS_NOT_READY                   # but it may be moved
     victim.used = True
     if not moves_punch(core, victim.block_id, victim.address, nbytes, &stamp):
         return STATUS_NOT_READY
     if not moves_complete(core, stamp, False):         # freed anew meanwhile
-        moves_fill(core, 0, victim.address, nbytes, stamp)
+        _put_back(core, victim.number, 0, stamp)
         return STATUS_NOT_READY
     atomic_add(core.state.source_calls, 1)
     status = mapped_release(mapped, <MappedSource> core.source, victim.number)
@@ -209,12 +216,12 @@ cdef int moves_release(Core core, Victim* victim) noexcept nogil:
         moves_count(core)
         core.not_taken(nbytes)
     elif handle.active >= 0:
-        moves_fill(core, 0, victim.address, nbytes, stamp)
+        _put_back(core, victim.number, 0, stamp)
     return status
 
 
 cdef uint32_t _spare(Mapped* mapped, uint64_t most) noexcept nogil:
-    """A handle that is mapped nowhere, of at most so many bytes; or 0."""
+    """A handle without blocks that can be mapped, of at most so many bytes; or 0."""
     cdef uint32_t number
     if mapped.spare_bytes == 0:
         return 0
@@ -225,11 +232,33 @@ cdef uint32_t _spare(Mapped* mapped, uint64_t most) noexcept nogil:
     return 0
 
 
+cdef uint64_t _used_up_to(MappedHandle* handle) noexcept nogil:
+    """The last free of what a spare handle's memory was, as a stamp; 0 where it is fresh from the source."""
+    cdef uint64_t stamp = 0
+    cdef int place
+    for place in range(handle.place_count):
+        stamp = max(stamp, handle.places[place].stamp)
+    return stamp
+
+
+cdef bint _may_fill(Core core) noexcept nogil:
+    """Whether there are records to put memory into a hole with, as things are."""
+    cdef Arena* arena = core.state.arenas[0]
+    cdef bint may
+    bias_take(&arena.lock)
+    may = holes_may_fill(arena)
+    bias_drop(&arena.lock)
+    return may
+
+
 cdef int moves_create(Core core, BlockId hole_id, uint64_t address, uint64_t nbytes, uint64_t* made) noexcept nogil:
     """Put new memory, or some that is spare, at a place in a hole."""
     cdef Mapped* mapped = &core.state.mapped
     cdef uint32_t number = _spare(mapped, nbytes)
-    cdef int status = _clear(core, address, mapped.handles[number].memory.nbytes if number else nbytes)
+    cdef uint64_t stamp = _used_up_to(&mapped.handles[number]) if number else 0
+    cdef int status = STATUS_OUT_OF_MEMORY
+    if _may_fill(core):
+        status = _clear(core, address, mapped.handles[number].memory.nbytes if number else nbytes)
     if status != STATUS_OK:
         return status
     if number == 0:
@@ -247,4 +276,4 @@ cdef int moves_create(Core core, BlockId hole_id, uint64_t address, uint64_t nby
     status = mapped_map(mapped, <MappedSource> core.source, number, address)
     if status != STATUS_OK:
         return status                             # it is spare, for the next one
-    return moves_put(core, number, mapped.handles[number].place_count - 1, hole_id, 0, 0)
+    return moves_put(core, number, mapped.handles[number].place_count - 1, hole_id, stamp)

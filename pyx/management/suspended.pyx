@@ -37,6 +37,7 @@ from vpool._management.mapped cimport (
     Mapped,
     MappedHandle,
     mapped_activate,
+    mapped_active_at,
     mapped_at,
     mapped_create,
     mapped_map,
@@ -85,7 +86,7 @@ cdef bint _classify(Core core, Arena* arena, BlockId block_id, void* context) no
     elif block.state == BLOCK_PENDING or block.state == BLOCK_LENT:
         bits = IN_USE
     while at < block.address + block.nbytes:
-        number = mapped_at(mapped, at)
+        number = mapped_active_at(mapped, at)
         handle = &mapped.handles[number]
         if number == 0:
             at = at // mapped.granularity * mapped.granularity + mapped.granularity
@@ -189,12 +190,16 @@ cdef uint32_t _choose(Core core, Choice* choice, GivenUp* result) noexcept nogil
 cdef void suspended_settle(Core core) noexcept nogil:
     """Let go of what was suspended and is freed: addresses, and copies on the host."""
     cdef Mapped* mapped = &core.state.mapped
+    cdef uint64_t address
     cdef uint32_t i, number
     turn_take(&core.state.growth_turn)
     for i in range(core.state.suspended.count):
-        number = mapped_at(mapped, core.state.suspended.absences[i].address)
-        if number and mapped.handles[number].active < 0:
-            _release(core, number)                # the driver failed in the middle of mapping it
+        address = core.state.suspended.absences[i].address
+        number = mapped_at(mapped, address)
+        if number and mapped_active_at(mapped, address) == 0:
+            # The driver failed in the middle of mapping it; it may serve elsewhere since.
+            mapped_unmap(mapped, <MappedSource> core.source, number,
+                         mapped_place_at(&mapped.handles[number], address))
     if core.state.suspended.count and absences_settle(core):
         core.coalesce()                           # what is free on another stream's loan goes home
     turn_give(&core.state.growth_turn)

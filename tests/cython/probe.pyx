@@ -29,10 +29,12 @@ from vpool._management.arena cimport (
     arena_remove_segment,
 )
 from vpool._management.areas cimport areas_allocate, areas_deallocate
+from vpool._management.core cimport Core
 from vpool._management.freelist cimport class_of, freelist_find, freelist_insert, freelist_remove, freelist_resize
 from vpool._management.hit cimport hit_put, hit_take
 from vpool._management.holes cimport holes_add_segment, holes_fill, holes_punch
-from vpool._management.mapped cimport Mapped, MappedHandle, Piece
+from vpool._management.mapped cimport Mapped, MappedHandle, Piece, mapped_at
+from vpool._management.moves cimport moves_punch, moves_put
 from vpool._management.window cimport Window, window_best, window_costs, window_link
 from vpool._management.index cimport index_find, index_insert, index_remove
 from vpool._management.record cimport record_delete, record_new
@@ -287,15 +289,37 @@ cdef class Records:
         self.pool = pool
         self.kept = {}
 
-    def take(self):
+    def take(self, uint32_t left=0):
         cdef uint32_t slot
         cdef Arena* arena
         for slot in range(slot_count(self.pool.areas.state)):
             arena = self.pool.areas.state.arenas[slot]
             self.kept.setdefault(slot, (arena.capacity, arena.dependency_capacity))
-            arena.capacity = arena.fresh
+            arena.capacity = arena.fresh + left
             arena.dependency_capacity = arena.dependency_fresh
             arena.dependency_spare = 0
+
+    def lost_in_a_move(self, uint64_t address):
+        """Move the free handle at an address to where it is, while others take the last records; its status."""
+        cdef Core core = self.pool.areas.core
+        cdef Mapped* mapped = &core.state.mapped
+        cdef Arena* arena = core.state.arenas[0]
+        cdef uint32_t capacity = arena.capacity
+        cdef uint32_t number
+        cdef BlockId spare
+        cdef uint64_t stamp = 0
+        cdef int status = -1
+        turn_take(&core.state.growth_turn)
+        number = mapped_at(mapped, address)
+        if moves_punch(core, 0, address, mapped.handles[number].memory.nbytes, &stamp):
+            spare = arena.spare
+            arena.spare = 0
+            arena.capacity = arena.fresh
+            status = moves_put(core, number, mapped.handles[number].active, 0, stamp)
+            arena.spare = spare
+            arena.capacity = capacity
+        turn_give(&core.state.growth_turn)
+        return status
 
     def give_back(self):
         for slot, (capacity, dependency_capacity) in self.kept.items():

@@ -1,9 +1,16 @@
 """Memory crosses streams where no record is left to keep book with: late, perhaps, but never early and never lost."""
 
+import ctypes
+import random
+
 import pytest
 
-from tests.helpers.pools import GRANULE
+import vpool
+from tests.helpers.pools import GRANULE, MIB
 from tests.helpers.programs import Program, run_all
+from tests.test_mapped import fake, pool_on, simulated, virtual
+
+OUT_OF_MEMORY = 2
 
 # Every stream is known, and has had memory of the others.
 MET = tuple(one for i in range(3) for one in (("allocate", 2, i), ("free", 0, -1)))
@@ -53,3 +60,66 @@ def test_every_short_program_without_records(probe, prefix):
     refused = [0]
     assert run_all(lambda: Recordless(probe, prefix, refused), 2 if prefix else 3) > 50
     assert refused[0] > 0
+
+
+class TestMoves:
+    """Memory that moves in a mapped pool."""
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_few_records_are_left(self, probe, seed):
+        """What is begun is ended: no handle is lost between two places."""
+        choices = random.Random(seed)
+        with pool_on(simulated(64 * MIB)) as pool:
+            blocks = [pool.allocate(choices.randrange(1, 7) * MIB) for _ in range(12)]
+            for _ in range(6):
+                pool.deallocate(blocks.pop(choices.randrange(len(blocks))))
+            records = probe.Records(pool)
+            for _ in range(20):
+                records.take(choices.randrange(7))
+                try:
+                    blocks.append(pool.allocate(choices.randrange(1, 14 * MIB)))
+                except vpool.OutOfMemoryError:
+                    pool.deallocate(blocks.pop(choices.randrange(len(blocks))))
+                pool.check()
+            records.give_back()
+            for ptr in blocks:
+                pool.deallocate(ptr)
+            pool.trim()
+            pool.check()
+            assert virtual(pool)[1:] == (0, 0)
+
+    def test_others_take_the_last_ones_in_the_middle_of_a_move(self, probe):
+        """The handle serves the next request."""
+        with pool_on(fake(64 * MIB)) as pool:
+            kept, ptr, behind = (pool.allocate(2 * MIB) for _ in range(3))
+            pool.deallocate(ptr)
+            assert probe.Records(pool).lost_in_a_move(ptr) == OUT_OF_MEMORY
+            pool.check()
+            assert pool.stats.reserved_bytes == 6 * MIB
+            again = pool.allocate(2 * MIB)
+            pool.check()
+            assert (pool.stats.reserved_bytes, virtual(pool)[1]) == (6 * MIB, 3)
+            ctypes.memset(again, 1, 2 * MIB)
+            for one in (kept, again, behind):
+                pool.deallocate(one)
+            pool.trim()
+            pool.check()
+            assert virtual(pool)[1:] == (0, 0)
+
+    def test_what_was_lost_in_a_move_comes_behind_the_work_on_it(self, probe):
+        with pool_on(fake(64 * MIB)) as pool:
+            driver = pool.source.driver
+            other = driver.create_stream()
+            pool.deallocate(pool.allocate(2 * MIB, stream=other), other)
+            pool.trim()
+            ptr = pool.allocate(2 * MIB)
+            position = driver.queue_work(0)
+            pool.deallocate(ptr)
+            assert probe.Records(pool).lost_in_a_move(ptr) == OUT_OF_MEMORY
+            again = pool.allocate(2 * MIB, stream=other)
+            assert virtual(pool)[1] == 1
+            assert driver.ordered(other, 0, position)
+            pool.deallocate(again, other)
+            pool.trim()
+            pool.check()
+            assert virtual(pool)[1:] == (0, 0)

@@ -22,7 +22,7 @@ cdef struct MappedHandle:
     Handle memory                 # token 0: not in use
     Place places[<int> MOST_PLACES]       # the first is where it was mapped first
     int place_count
-    int active                    # where blocks are; -1 of a spare handle, which is mapped nowhere
+    int active                    # where blocks are; -1 of a spare handle, whose places are all stale
     uint32_t next                 # of those not in use
     uint32_t candidate            # its number among the victims of this plan, from 1
 
@@ -57,7 +57,7 @@ cdef struct Mapped:
     uint32_t unused
     uint64_t handle_count
     uint64_t nbytes               # of handles that are active
-    uint64_t spare_bytes          # and of those that are mapped nowhere
+    uint64_t spare_bytes          # and of those that have no blocks
     uint64_t peak_live            # the most that was live at a look
     uint64_t stale                # mappings
     uint64_t served               # bytes that the default stream had lent when the others last gave back
@@ -74,6 +74,7 @@ cdef struct Mapped:
 cdef int mapped_open(Mapped* mapped, MappedSource source, uint64_t nbytes) noexcept nogil
 cdef int mapped_close(Mapped* mapped, MappedSource source) noexcept nogil
 cdef uint32_t mapped_at(Mapped* mapped, uint64_t address) noexcept nogil
+cdef uint32_t mapped_active_at(Mapped* mapped, uint64_t address) noexcept nogil
 cdef int mapped_place_at(MappedHandle* handle, uint64_t address) noexcept nogil
 cdef bint mapped_is_open(MappedHandle* handle, int place) noexcept nogil
 cdef int mapped_create(Mapped* mapped, MappedSource source, uint64_t nbytes, uint32_t* number) noexcept nogil
@@ -81,3 +82,4 @@ cdef int mapped_map(Mapped* mapped, MappedSource source, uint32_t number, uint64
 cdef int mapped_unmap(Mapped* mapped, MappedSource source, uint32_t number, int place) noexcept nogil
 cdef int mapped_release(Mapped* mapped, MappedSource source, uint32_t number) noexcept nogil
 cdef void mapped_activate(Mapped* mapped, uint32_t number, int place, uint64_t stamp) noexcept nogil
+cdef void mapped_deactivate(Mapped* mapped, uint32_t number, uint64_t stamp) noexcept nogil
