@@ -76,6 +76,7 @@ def test_every_driver_call_is_made_in_a_capture(foreign, mode, blocking):
         pool.resize(grows, 2 * MIB, graph.stream)  # copied, since it was another stream's
         watched.deallocate(seen)  # guards are read and memory is filled, on streams that do not capture
         driver.devices()
+        driver.current()
         with vpool.Pool(vpool.Dynamic(initial=0, limit="16MiB"), MappedSource(driver, "cuda-vmm", 1)) as mapped:
             mapped.deallocate(mapped.allocate(5 * MIB))
             # What nobody lends is the legacy default stream's there, and nothing tells when its work is complete.

@@ -260,7 +260,7 @@ def current_device():
     if _cuda_driver is None and _cuda_missing is not None:
         return 0  # as below, and ten times faster: each call of `vpool.allocate` asks
     try:
-        return _load_cuda().devices()[0]
+        return _load_cuda().current()
     except (SourceError, ForkedProcessError):
         return 0
 

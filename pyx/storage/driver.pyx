@@ -397,6 +397,24 @@ cdef class Driver:
             raise SourceError(f"the driver cannot tell its devices: {self.error_name(status)}", self.error_name(status))
         return current, count
 
+    def current(self):
+        """The thread's current device; the default pools ask for it on every call.
+
+        Raises
+        ------
+        SourceError
+            Where the driver does not answer.
+        ForkedProcessError
+            In a child of the process that made the driver table.
+        """
+        cdef int device = 0
+        cdef int status
+        self.must_be_mine()
+        status = self.get_device(&device)                 # which waits for nothing, so the GIL stays
+        if status != STATUS_OK:
+            raise SourceError(f"the driver cannot tell its device: {self.error_name(status)}", self.error_name(status))
+        return device
+
     def create_stream(self):
         """Make a stream on the current device; its handle."""
         cdef uint64_t handle = 0
