@@ -102,7 +102,7 @@ def test_sdist_has_all_that_a_build_needs(sdist):
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "pyx").rglob("*.pyx")} <= names
     assert files_of(*SHIPPED) <= names
     assert {"setup.py", "pyproject.toml", "README.md", "LICENSE", "docs/conf.py", "tests/conftest.py"} <= names
-    assert {"CHANGELOG.md", "CITATION.cff", "Makefile", ".pre-commit-config.yaml", ".ci/run"} <= names
+    assert {"CHANGELOG.rst", "CITATION.cff", "Makefile", ".pre-commit-config.yaml", ".ci/run"} <= names
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
     # What is generated is not shipped; a tool that a test compiles is.
     assert not [name for name in names if name.endswith(".c") and not name.startswith("tests/")]
