@@ -15,7 +15,7 @@ build: ## compile what changed
 lint: ## formatting, linters and types
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
-	$(PYTHON) -c "from cython_lint.cython_lint import main; main()" pyx vpool
+	cython-lint pyx vpool tests
 	$(PYTHON) -m mypy
 
 test: ## all tests that need no GPU, a file a core at a time
