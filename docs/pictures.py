@@ -106,11 +106,12 @@ def commands(folder):
 
 def top(folder):
     """What ``vpool top`` shows of a process."""
+    pool = vpool.Pool(source="simulated", name="train")
+    for size in (8, 24, 64):
+        pool.allocate(size << 20)
     with mock.patch.object(sys, "argv", ["train.py"]), vpool.serve():
-        with vpool.Pool(source="simulated", name="train") as pool:
-            for size in (8, 24, 64):
-                pool.allocate(size << 20)
-            (folder / "top.txt").write_text(run("top", os.getpid(), "--once"))
+        (folder / "top.txt").write_text(run("top", os.getpid(), "--once"))
+    pool.close()
 
 
 if __name__ == "__main__":

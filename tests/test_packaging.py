@@ -19,7 +19,10 @@ import vpool
 from vpool._storage.cuda_built import CUDA_MAJOR
 
 ROOT = Path(__file__).resolve().parent.parent
-LEFTOVERS = ("build", "dist", "*.so", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis", ".git", ".venv", "_build")
+LEFTOVERS = (
+    *("build", "dist", "*.so", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis", ".git", ".venv"),
+    *("_build", "_pictures"),
+)
 
 
 def run(python, *command, cwd):
@@ -57,6 +60,25 @@ def sdist(tmp_path_factory):
     run(sys.executable, "-c", build, cwd=folder / "checkout")
     (archive,) = folder.glob("*.tar.gz")
     return archive
+
+
+FOLDERS = (".ci", "docs", "pyx", "tests", "vpool")
+FILES = (
+    *(".pre-commit-config.yaml", "CHANGELOG.rst", "CITATION.cff", "LICENSE", "MANIFEST.in", "Makefile", "README.md"),
+    *("pyproject.toml", "setup.py"),
+)
+
+
+def test_manifest_has_every_file(tmp_path):
+    """What setuptools would pack; of the modules nothing is translated, so this takes a moment only."""
+    tree = tmp_path / "checkout"
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*LEFTOVERS))
+    run(sys.executable, "-c", "import setuptools; setuptools.setup(script_args=['-q', 'egg_info'])", cwd=tree)
+    lines = (tree / "vpool.egg-info" / "SOURCES.txt").read_text().splitlines()
+    listed = {line.removeprefix("./") for line in lines}
+    there = {path.relative_to(tree).as_posix() for folder in FOLDERS for path in (tree / folder).rglob("*")}
+    files = {name for name in there if (tree / name).is_file()} | set(FILES)
+    assert files == {name for name in listed if not name.startswith("vpool.egg-info/")}
 
 
 @pytest.fixture(scope="module")
@@ -101,8 +123,8 @@ def test_sdist_has_all_that_a_build_needs(sdist):
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "pyx").rglob("*.pyx")} <= names
     assert files_of(*SHIPPED) <= names
-    assert {"setup.py", "pyproject.toml", "README.md", "LICENSE", "docs/conf.py", "tests/conftest.py"} <= names
-    assert {"CHANGELOG.rst", "CITATION.cff", "Makefile", ".pre-commit-config.yaml", ".ci/run"} <= names
+    assert {"docs/conf.py", "tests/conftest.py", ".ci/run"} <= names
+    assert set(FILES) <= names
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
     # What is generated is not shipped; a tool that a test compiles is.
     assert not [name for name in names if name.endswith(".c") and not name.startswith("tests/")]
