@@ -18,6 +18,8 @@ import pytest
 import vpool
 from vpool.bench import bench
 from vpool.commands import COMMANDS, _parser, main
+from vpool.data import bundled_trace
+from vpool.sizes import format_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -121,6 +123,17 @@ def test_readme_shows_its_picture_and_how_it_was_drawn():
     (path,) = re.findall(r"!\[[^]]+\]\((.*)\)", text)
     assert (ROOT / path).exists()
     assert f"`vpool inspect vpool/data/two_streams.npz --plot {Path(path).name}`" in text
+
+
+def test_comparison_of_the_readme():
+    found = re.findall(
+        r"^\| (.+?) +\| (\S+ \wiB) \| ([\d.]+) \| ([\d,]+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    rows = vpool.compare(bundled_trace()).rows
+    assert found == [
+        (row.title, format_bytes(row.peak_reserved_bytes), f"{row.reserved_over_live:.3f}", f"{row.source_calls:,}")
+        for row in rows
+    ]
 
 
 def test_readme_names_pages_that_exist():
