@@ -20,6 +20,7 @@ MODULES = {
         "simulated_captures",
         "simulated_streams",
         "host_driver",
+        "upstream_driver",
         "virtual_memory",
         "simulated_driver",
         "shared_memory",

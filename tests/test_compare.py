@@ -344,7 +344,7 @@ class TestCommand:
         assert main(["compare", str(SHORT), "--plot", str(tmp_path / "chart.png")]) == 1
         error = capsys.readouterr().err
         assert error.count("\n") == 1
-        assert "pip install vpool[plot]" in error
+        assert 'pip install "vpool[plot]"' in error
 
     @pytest.mark.parametrize(
         ("arguments", "status"),

@@ -1,5 +1,6 @@
 """CuPy's plug-in against CuPy itself, as far as that goes without a device."""
 
+import itertools
 import sys
 import threading
 
@@ -151,6 +152,66 @@ def test_install_and_uninstall(pool):
         assert cupy.cuda.get_allocator() == cupy.get_default_memory_pool().malloc
     finally:
         cupy.cuda.set_allocator(before)
+
+
+def test_cupy_set_allocator_defaults(pool):
+    """Whatever was there before comes back, and every array is freed where it came from, in any order."""
+    for order in itertools.permutations(range(5)):
+        install_twice_and_free(pool, order)
+
+
+def install_twice_and_free(pool, order):
+    at_first = cupy.cuda.get_allocator()
+    with fake_pool(driver=pool.source.driver) as outer, fake_pool(driver=pool.source.driver) as inner:
+        theirs = plugin.allocator(pool)  # in place of CuPy's default pool, which needs a device
+        try:
+            cupy.cuda.set_allocator(theirs)
+            arrays, came_from = [], []
+            install, uninstall = plugin.install, plugin.uninstall
+            steps = (lambda: None, lambda: install(outer), lambda: install(inner), uninstall, uninstall)
+            for step, owner in zip(steps, (pool, outer, inner, outer, pool), strict=True):
+                step()
+                arrays.append(cupy.cuda.get_allocator()(KIB))
+                came_from.append(owner)
+                assert arrays[-1].mem._owner.pool is owner
+            assert cupy.cuda.get_allocator() is theirs
+            for number in order:
+                before = came_from[number].stats.frees
+                arrays[number] = None
+                assert came_from[number].stats.frees == before + 1
+        finally:
+            cupy.cuda.set_allocator(at_first)
+        for one in (pool, outer, inner):
+            assert_whole(one)
+
+
+def test_pool_context_is_per_thread(pool, current):
+    """One thread's scope is no other's.  A task of asyncio has that of its thread, as CuPy has it."""
+    at_first = cupy.cuda.get_allocator()
+    with fake_pool(driver=pool.source.driver) as scoped:
+        entered, looked = threading.Event(), threading.Event()
+        found = {}
+
+        def inside():
+            current.stream = Stream(pool.source.driver)
+            with cupy.cuda.using_allocator(plugin.allocator(scoped)):
+                entered.set()
+                assert looked.wait(30)
+                found["inside"] = cupy.cuda.get_allocator()(KIB).mem._owner.pool
+            found["after"] = cupy.cuda.get_allocator()(KIB).mem._owner.pool
+
+        try:
+            plugin.install(pool)
+            thread = threading.Thread(target=inside)
+            thread.start()
+            assert entered.wait(30)
+            found["outside"] = cupy.cuda.get_allocator()(KIB).mem._owner.pool
+            looked.set()
+            thread.join()
+        finally:
+            plugin.uninstall()
+            cupy.cuda.set_allocator(at_first)
+        assert found == {"inside": scoped, "after": pool, "outside": pool}
 
 
 def test_pinned_memory(current):

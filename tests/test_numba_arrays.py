@@ -146,6 +146,39 @@ def test_a_reset_of_a_default_pool_makes_another_one(monkeypatch, no_default_poo
     assert context.memory_manager._blocks.pool is not first
 
 
+def test_numba_plugin_contract(pool, monkeypatch):
+    """In whatever order Numba calls, nothing is lost and only what the plug-in lent is given up."""
+    pools = [fake_pool(driver=pool.source.driver) for _ in range(3)]
+    monkeypatch.setattr(plugin, "_pool_of", lambda device: next(one for one in pools if not one.closed))
+    others = [one.empty(KIB) for one in pools]  # of another framework
+    context = type("Context", (), {"device": types.SimpleNamespace(id=0)})()
+    manager = driver._memory_manager(context=context)
+    for turn, serving in enumerate(pools[:2]):
+        manager.reset()
+        assert [one.closed for one in pools] == [number < turn for number in range(3)]
+        manager.initialize()
+        manager.initialize()
+        assert manager.memalloc(0).size == 0
+        kept = manager.memalloc(1000)
+        info = manager.get_memory_info()
+        assert (type(info.free), type(info.total)) == (int, int)
+        assert 0 < info.free <= info.total == 64 * MIB
+        with manager.defer_cleanup():
+            manager.memalloc(2000).free()
+            assert serving.stats.requested_bytes == KIB + 3000
+        manager.initialize()
+        assert serving.stats.requested_bytes >= KIB + 1000
+        del kept
+    manager.reset()
+    assert manager.memalloc(1000).size == 1000
+    assert [one.closed for one in pools] == [True, True, False]
+    for other, owner in zip(others, pools, strict=True):
+        assert other.pool is owner
+        other.close()
+    for one in pools:
+        one.close()
+
+
 def test_each_device_has_its_pool(pool, monkeypatch):
     with fake_pool(device=1, driver=pool.source.driver) as second:
         plugin.install(pool, second)

@@ -226,15 +226,15 @@ class TestLargestAllocatable:
         with simulated_pool(initial=0, growth=2 * MIB, limit=64 * GIB) as pool:
             for _ in range(5000):
                 pool.allocate(MIB + 1)
-            begun = time.perf_counter()
+            begun = time.process_time()
             report = pool.inspect()
             pool.snapshot()
-            reported = time.perf_counter()
+            reported = time.process_time()
             report.largest_allocatable()
             found = vpool.explain(int(report.segment_table["address"][-1]))
-            seconds = time.perf_counter() - reported
+            seconds = time.process_time() - reported
         assert (found.pool, report.segments) == (pool.name, 5000)
-        assert seconds < 10 * (reported - begun)
+        assert seconds < 20 * (reported - begun)  # where it asked each segment of each, it took 50 times as long
 
     def test_of_a_full_pool(self):
         with simulated_pool(MIB, initial=MIB) as pool:

@@ -19,7 +19,7 @@ NOT_YET = {}
 # Cases without events: the test that covers each, or in words why none does.
 PROSE = {
     "allocation_inside_a_captured_graph": "test_captures.py::test_allocation_inside_a_captured_graph",
-    "cupy_set_allocator_defaults": "test_cupy_arrays.py::test_install_and_uninstall",
+    "cupy_set_allocator_defaults": "test_cupy_arrays.py::test_cupy_set_allocator_defaults",
     "cycles_are_collected_before_oom": "test_prose_cases.py::test_cycles_are_collected_before_oom",
     "failure_rows_in_rmm_logs": "test_prose_cases_formats.py::test_failure_rows_in_rmm_logs",
     "finaliser_runs_inside_the_pool": "test_prose_cases.py::test_finaliser_runs_inside_the_pool",
@@ -27,13 +27,13 @@ PROSE = {
     "four_threads_one_stream": "test_prose_cases.py::test_four_threads_one_stream",
     "hundred_thousand_size_classes": "test_prose_cases.py::test_hundred_thousand_size_classes",
     "initial_larger_than_device_is_an_error": "test_prose_cases.py::test_initial_larger_than_device_is_an_error",
-    "numba_plugin_contract": "test_numba_arrays.py::test_a_reset_gives_up_what_the_context_had",
+    "numba_plugin_contract": "test_numba_arrays.py::test_numba_plugin_contract",
     "pool_alive_at_exit": "test_prose_cases.py::test_pool_alive_at_exit",
-    "pool_context_is_per_thread": "no test: vpool has no scope that makes a pool the current one",
+    "pool_context_is_per_thread": "test_cupy_arrays.py::test_pool_context_is_per_thread",
     "pool_on_the_current_device": "test_prose_cases.py::test_pool_on_the_current_device",
     "profiler_trace_signs_and_devices": "test_prose_cases_formats.py::test_profiler_trace_signs_and_devices",
     "same_address_live_twice_is_detected": "test_debug_sites.py::test_same_address_live_twice_is_detected",
-    "torch_allocator_already_initialised": "test_torch_install.py::test_it_can_be_installed_once_and_in_time",
+    "torch_allocator_already_initialised": "test_torch_install.py::test_torch_allocator_already_initialised",
     "trace_starts_mid_life": "test_prose_cases_formats.py::test_trace_starts_mid_life",
     "two_records_for_one_event": "test_prose_cases_formats.py::test_two_records_for_one_event",
     "what_the_process_uses_is_not_what_the_pool_uses": (

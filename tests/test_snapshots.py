@@ -257,6 +257,16 @@ class TestExplain:
             assert {vpool.explain(ptr).pool for ptr in pointers.values()} == set(pointers)
             assert vpool.explain(pointers["other"]).pool == "other"
 
+    def test_of_simulated_pools_that_have_the_same_addresses(self):
+        """The one that uses the address is meant, else the one that was made first."""
+        with simulated_pool(initial=MIB, name="first") as first, simulated_pool(initial=MIB, name="second") as second:
+            ptr = second.allocate(1000)
+            assert first.allocate(5) == ptr
+            first.deallocate(ptr)
+            assert (vpool.explain(ptr).pool, vpool.explain(ptr).state) == ("second", "live")
+            second.deallocate(ptr)
+            assert (vpool.explain(ptr).pool, vpool.explain(ptr).state) == ("first", "free")
+
     def test_a_closed_pool(self):
         pool = host_pool(name="closed")
         ptr = pool.allocate(1000)

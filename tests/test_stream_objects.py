@@ -429,7 +429,7 @@ def test_threads_that_make_and_drop_stream_objects_while_others_cross(pool):
             while time.monotonic() < until:
                 turn += 1
                 stream = (Stream if turn % 3 else Looped)(driver)
-                ptr = pool.allocate(MIB << (turn % 5), stream)
+                ptr = pool.allocate(MIB << (turn % 4), stream)  # together at most half of the limit
                 if turn % 4 == number:
                     meet(other_pool, mine)
                 pool.deallocate(ptr, mine if turn % 5 == 0 else None)

@@ -228,6 +228,25 @@ def test_recordings_and_tags_go_on(calls, pool):
     assert len(trace.op) == 2
 
 
+def test_tags_and_a_quota(calls, pool):
+    """Tensors are tagged, known stream or not, unless the program has a tag of its own."""
+    pool.limit("torch", 4 * KIB)
+    blocks = [calls.lend(KIB)[1] for _ in range(3)]  # the first one meets the stream
+    with vpool.tag("mine"):
+        blocks.append(calls.lend(2 * KIB)[1])
+    rows = {row["tag"]: row["requested_bytes"] for row in pool.inspect().tags}
+    assert rows == {"torch": 3 * KIB, "mine": 2 * KIB}
+    with unchanged(pool):
+        status, text = calls.lend(2 * KIB)
+        assert (status, "torch" in text) == (1, True)
+    assert vpool.tag.current() is None
+    pool.limit("torch", None)
+    blocks.append(calls.lend(2 * KIB)[1])
+    for block in blocks:
+        calls.take(block)
+    assert_whole(pool)
+
+
 def test_debug_modes(torch, files):
     with fake_pool(debug=("guard", "sites")) as pool:
         plugin.install(pool, statistics=False)
@@ -238,6 +257,26 @@ def test_debug_modes(torch, files):
         ctypes.memset(block, 1, 1000)
         calls.take(block)
         assert pool.stats.requested_bytes == 0
+
+
+def test_torch_allocator_already_initialised(torch, files, pool):
+    """A program that used CUDA is told so and loses nothing; one call more is harmless, and other pools are not."""
+    torch.cuda.is_initialized = lambda: True
+    with pytest.raises(RuntimeError, match="call install\\(\\) before it does"):
+        plugin.install(pool)
+    assert (torch.allocator, hasattr(torch.cuda, "memory_stats")) == (None, False)
+    torch.cuda.is_initialized = lambda: False
+    plugin.install(pool)
+    first = torch.allocator
+    torch.cuda.is_initialized = lambda: True
+    plugin.install(pool)
+    plugin.install()
+    with fake_pool() as other, pytest.raises(RuntimeError, match="other pools already"):
+        plugin.install(other)
+    assert torch.allocator is first
+    calls = Calls(torch, files[1])
+    calls.take(calls.lend(KIB)[1])
+    assert pool.stats.frees == 1
 
 
 def test_threads(calls, pool, torch):
@@ -323,8 +362,8 @@ def test_it_can_be_installed_once_and_in_time(torch, pool):
         plugin.install(pool)
     torch.cuda.is_initialized = lambda: False
     plugin.install(pool, statistics=False)
-    with pytest.raises(RuntimeError, match="already"):
-        plugin.install(pool)
+    with fake_pool() as other, pytest.raises(RuntimeError, match="already"):
+        plugin.install(other)
     with pytest.raises(RuntimeError, match="no memory pools"):
         plugin.mem_pool(pool)
 

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import threading
+from collections.abc import Callable
 
 from vpool._interface.pool import Pool
 from vpool._storage.fork import PerProcess
@@ -16,6 +17,8 @@ _VARIABLE = "VPOOL_POLICY"
 
 _defaults: dict[int, Pool] = {}
 _making = PerProcess(threading.RLock)  # a finaliser may ask for the pool while it is made
+# Called with each default pool that is made, before it lends a block.
+when_made: list[Callable[[Pool], None]] = []
 _former: list[Pool] = []  # default pools that were closed or replaced, kept for the addresses that they gave
 
 
@@ -50,6 +53,8 @@ def default_pool(device=None):
                 if pool is None or pool.closed:
                     _put_default(ordinal, made)
                     pool = made
+                    for call in when_made:
+                        call(pool)
     return pool
 
 

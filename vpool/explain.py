@@ -120,7 +120,8 @@ def explain(ptr):
 
     Notes
     -----
-    O(blocks) of the pools that are looked through, until one has the address.
+    O(blocks) of the pools that are looked through, until one uses the address.  Simulated pools may have the same
+    addresses: the one that uses it is meant, else the one that was made first.
 
     Examples
     --------
@@ -138,12 +139,16 @@ def explain(ptr):
     if not 0 <= address < 2**64:
         raise ValueError(f"{address} is no address")
     pools = [pool for pool in pools_and_closed() if not pool.forked]
+    unused = None
     for pool in pools:
         snapshot = pool.snapshot()
         inside = (snapshot.segments["address"] <= np.uint64(address)) & (np.uint64(address) < _ends(snapshot))
         for number in np.flatnonzero(inside)[:1].tolist():
-            return _explained(pool.name, snapshot, number, address)
-    return Explanation(address, searched=tuple(pool.name for pool in pools))
+            explained = _explained(pool.name, snapshot, number, address)
+            if explained.state not in ("free", "unmapped", "edge"):
+                return explained
+            unused = unused or explained
+    return unused or Explanation(address, searched=tuple(pool.name for pool in pools))
 
 
 def _explained(name, snapshot, number, address):

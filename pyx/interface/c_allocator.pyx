@@ -5,13 +5,16 @@ that is set at that moment is the one that the caller's program gets.
 """
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint16_t, uint64_t
 
 from vpool._base.types cimport GRANULE
 from vpool._interface.lender cimport Lender
+from vpool._interface.tags cimport enter_tag
 from vpool._management.arena cimport Arena
+from vpool._management.journal cimport journal_set_tag
 
 from vpool._interface.lender import pools_and_closed
+from vpool._interface.tags import number_of
 from vpool.errors import ForeignPointerError, OutOfMemoryError
 
 cdef extern from *:
@@ -41,16 +44,20 @@ cdef class Blocks:
         The stream that allocations are for.
     error_of : callable
         An `OutOfMemoryError` to what is raised for it.
+    tag : str, optional
+        Of the blocks that a thread without a tag asks for.
     """
 
     cdef object pool_of
     cdef object current_stream
     cdef object error_of
+    cdef uint16_t tag
 
-    def __cinit__(self, pool_of, current_stream, error_of):
+    def __cinit__(self, pool_of, current_stream, error_of, tag=None):
         self.pool_of = pool_of
         self.current_stream = current_stream
         self.error_of = error_of
+        self.tag = number_of(tag)
 
     def functions(self):
         """The addresses of this, of what lends and of what takes back: what `CFunctionAllocator` wants.
@@ -66,14 +73,18 @@ cdef void* _lend(void* blocks, size_t nbytes, int device) except? NULL:
     cdef Lender pool
     cdef Arena* arena
     cdef uint64_t address = 0
+    cdef uint16_t before
     if nbytes >> 63:
         raise OverflowError(f"no block has {nbytes} bytes")
     pool = mine.pool_of(device)
     arena = pool.arena_for(mine.current_stream())
+    before = enter_tag(mine.tag)
     try:
         pool.lend(&arena, nbytes, GRANULE, &address)
     except OutOfMemoryError as error:
         raise mine.error_of(error) from error.__cause__
+    finally:
+        journal_set_tag(before)
     return <void*> address
 
 

@@ -15,7 +15,7 @@ from libc.stdlib cimport calloc, free
 from vpool._base.lock cimport atomic_add, atomic_read, atomic_write
 from vpool._interface.diagnosis cimport source_error
 from vpool._management.areas cimport Areas
-from vpool._management.order cimport captures_count, thread_number
+from vpool._management.order cimport captures_count, order_captures, thread_number
 from vpool._storage.driver cimport CAPTURE_ACTIVE, CAPTURE_NONE, STATUS_OK
 
 from vpool._storage.fork import PerProcess
@@ -34,6 +34,11 @@ cdef struct Watch:
     # Shared with the driver, which tells when a graph is gone, perhaps after the pool is.
     unsigned long long gone
     unsigned long long holders
+
+
+def captures_go_on():
+    """Whether a capture of this process is known that is not over."""
+    return order_captures()
 
 
 cdef void _let_go(Watch* watch) noexcept nogil:

@@ -7,18 +7,21 @@ import weakref
 
 cimport cython
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy
 
 from vpool._base.lock cimport atomic_add, atomic_read, spin_lock, spin_unlock
 from vpool._interface.arguments cimport address_of, size_of
 from vpool._interface.lender cimport Lender
+from vpool._interface.tags cimport enter_tag
 from vpool._management.areas cimport areas_allocate, areas_deallocate
+from vpool._management.journal cimport journal_set_tag
 from vpool._management.order cimport order_captures
 from vpool._management.state cimport STATE_FORKED
 from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK
 
+from vpool._interface.tags import number_of
 from vpool.streams import HOST
 
 
@@ -33,16 +36,19 @@ cdef class Deferred:
         Blocks that are freed together at the latest.
     most_bytes : int
         The same as bytes, as `deallocate` is told.
+    tag : str, optional
+        Of the blocks that a thread without a tag asks for.
     """
 
-    def __cinit__(self, Lender pool not None, uint32_t most=1, uint64_t most_bytes=9223372036854775807):
+    def __cinit__(self, Lender pool not None, uint32_t most=1, uint64_t most_bytes=9223372036854775807, tag=None):
         self.pool = pool
         self.areas = pool.areas
         self.arena = pool.arena_for(HOST)
         self.most = most
         self.most_bytes = most_bytes
+        self.tag = number_of(tag)
 
-    def __init__(self, pool, most=1, most_bytes=9223372036854775807):
+    def __init__(self, pool, most=1, most_bytes=9223372036854775807, tag=None):
         # A request that finds no memory has what waits here freed first.
         pool.on_pressure(_settling(weakref.ref(self)), 100)
 
@@ -55,7 +61,11 @@ cdef class Deferred:
     def allocate(self, nbytes):
         """Lend a block that no queued work touches: its address.  Errors are those of `Pool.allocate`."""
         cdef uint64_t requested = size_of(nbytes)
-        return self.pool.allocate(requested, stream=HOST)
+        cdef uint16_t before = enter_tag(self.tag)
+        try:
+            return self.pool.allocate(requested, stream=HOST)
+        finally:
+            journal_set_tag(before)
 
     def deallocate(self, ptr, uint64_t nbytes=0):
         """Free a block once what is queued on any stream by now is complete.  Never raises for a live block.
@@ -105,10 +115,12 @@ cdef class Deferred:
     cdef uint64_t lend(self, uint64_t nbytes) noexcept nogil:
         """A block for callers without the GIL; 0 where there is none."""
         cdef uint64_t address = 0
+        cdef uint16_t before = enter_tag(self.tag)
         if areas_allocate(self.areas, self.arena, nbytes, &address) == 0 and (
                 atomic_read(self.count) == 0 or self.settle_all() != STATUS_OK
                 or areas_allocate(self.areas, self.arena, nbytes, &address) == 0):
-            return 0
+            address = 0
+        journal_set_tag(before)
         return address
 
     cdef void park(self, uint64_t address, uint64_t nbytes) noexcept nogil:

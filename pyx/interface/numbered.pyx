@@ -6,18 +6,21 @@ and a request that the pool finds no memory for without callbacks and a garbage 
 import threading
 
 from cpython.ref cimport Py_INCREF
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
 from vpool._base.bias cimport Seat, bias_enter, bias_leave
 from vpool._base.lock cimport SpinLock, atomic_acquire, atomic_read, atomic_release, spin_lock, spin_unlock
 from vpool._base.types cimport BlockId
 from vpool._interface.lender cimport Lender
+from vpool._interface.tags cimport enter_tag
 from vpool._management.arena cimport Arena
 from vpool._management.areas cimport Areas, areas_allocate, areas_deallocate, is_common, request_init
 from vpool._management.hit cimport hit_any
+from vpool._management.journal cimport journal_set_tag
 from vpool._management.state cimport RUNG_SEARCH, RUNG_TRIM, STATE_DEBUG, STATE_NOTED, STATE_STOPS, Request, Slot
 from vpool._storage.driver cimport CAPTURE_NONE, STATUS_OK
 
+from vpool._interface.tags import number_of
 from vpool._storage.fork import PerProcess
 from vpool.errors import OutOfMemoryError
 
@@ -62,17 +65,21 @@ cdef class Numbered:
     pool : Pool
     stream_of : callable
         A handle to what the pool is given for it: an object that holds the stream for good, or the handle.
+    tag : str, optional
+        Of the blocks that a thread without a tag asks for.
     """
 
     cdef readonly Lender pool
     cdef Areas areas
     cdef object stream_of
+    cdef uint16_t tag
     cdef SpinLock lock            # of whoever writes what is known
     cdef unsigned long long count
     cdef Known known[<int> MOST_KNOWN]
 
-    def __cinit__(self, Lender pool not None, stream_of):
+    def __cinit__(self, Lender pool not None, stream_of, tag=None):
         self.pool = pool
+        self.tag = number_of(tag)
         self.areas = pool.areas
         self.stream_of = stream_of
 
@@ -203,6 +210,7 @@ def all_served():
 
 cdef int _lend_with_python(uint64_t nbytes, int device, uint64_t handle, uint64_t* address) noexcept with gil:
     cdef Numbered numbered
+    cdef uint16_t before
     try:
         if _served[device] == NULL:
             if _unserved[0] is None:
@@ -210,7 +218,11 @@ cdef int _lend_with_python(uint64_t nbytes, int device, uint64_t handle, uint64_
             _unserved[0](device)
         numbered = <Numbered> _served[device]
         stream = numbered.stream_of(handle)
-        address[0] = numbered.pool.allocate(nbytes, stream=stream)
+        before = enter_tag(numbered.tag)
+        try:
+            address[0] = numbered.pool.allocate(nbytes, stream=stream)
+        finally:
+            journal_set_tag(before)
         numbered.learn(handle, stream)
         return SERVED
     except BaseException as error:
@@ -220,6 +232,7 @@ cdef int _lend_with_python(uint64_t nbytes, int device, uint64_t handle, uint64_
 
 cdef int lend_numbered(uint64_t nbytes, int device, uint64_t handle, uint64_t* address) noexcept nogil:
     """Lend a block; `thread_failure` says why not."""
+    cdef uint16_t before
     address[0] = 0
     if nbytes == 0:
         return SERVED
@@ -227,7 +240,9 @@ cdef int lend_numbered(uint64_t nbytes, int device, uint64_t handle, uint64_t* a
         set_failure(b"no block has that size, or no device that number")
         return FAILED
     if _served[device] != NULL:
+        before = enter_tag((<Numbered> _served[device]).tag)
         address[0] = (<Numbered> _served[device]).lend(handle, nbytes)
+        journal_set_tag(before)
         if address[0]:
             return SERVED
     if not python_lives():

@@ -13,6 +13,7 @@ from vpool._interface.lender cimport Lender
 from vpool._management.order cimport captures_count
 from vpool._management.state cimport STATE_DEBUG
 from vpool._storage.driver cimport CAPTURE_NONE, STATUS_OK
+from vpool._storage.upstream_driver cimport UpstreamDriver
 
 from vpool._storage.fork import PerProcess
 
@@ -80,7 +81,7 @@ lend_of = _lend
 take_of = _take
 
 
-def bind(Lender pool not None):
+def bind(Lender pool not None, tag=None):
     """The addresses of two functions that lend and take back blocks of a pool, and what they go through.
 
     ``void* lend(size_t nbytes, int device, cudaStream_t stream)``: a block that no queued work touches, or NULL.
@@ -89,10 +90,16 @@ def bind(Lender pool not None):
     The same pair again for a pool that has one.  The pool lives as long as the process: nobody tells when the last
     call has been made.
 
+    Parameters
+    ----------
+    pool : Pool
+    tag : str, optional
+        Of the blocks, for threads without a tag; of a pool that has a pair already it stays what it was.
+
     Raises
     ------
     ValueError
-        For a pool with debug modes.
+        For a pool with debug modes, or whose source is an allocator of Python's.
     RuntimeError
         Where as many pools have a pair as there are pairs.
     """
@@ -100,12 +107,14 @@ def bind(Lender pool not None):
     cdef Deferred blocks
     if pool.core.state.word & STATE_DEBUG:
         raise ValueError(f"pool {pool.name!r} has debug modes, which need the GIL: its callers here may not take it")
+    if isinstance(pool.core.source.driver, UpstreamDriver):
+        raise ValueError(f"the source of pool {pool.name!r} needs the GIL: its callers here may not take it")
     pool.must_be_open()
     with _binding.here:
         for number in range(PAIRS):
             if _bound[number] != NULL and (<Deferred> _bound[number]).pool is pool:
                 return pairs[number][0], pairs[number][1], <Deferred> _bound[number]
-        blocks = Deferred(pool)
+        blocks = Deferred(pool, tag=tag)
         for number in range(PAIRS):
             if _bound[number] == NULL:
                 Py_INCREF(blocks)

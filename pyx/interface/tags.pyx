@@ -73,6 +73,15 @@ class tag:
         return name_of(journal_tag())
 
 
+class default_tag(tag):
+    """The same, where the calling thread has no tag: one that the program gave counts."""
+
+    def __enter__(self):
+        number = number_of(self.name)
+        _entered.__dict__.setdefault("stack", []).append(enter_tag(number))
+        return self
+
+
 def checked_tag(name):
     """A tag's name, if it is one."""
     if name is not None and not isinstance(name, str):

@@ -32,6 +32,10 @@ from vpool._management.mapped cimport (
 from vpool._management.moves cimport STATUS_NO_ROOM, moves_create, moves_find, moves_release, moves_take
 from vpool._management.state cimport CoreState, Request, Segment
 from vpool._management.window cimport (
+    BY_MEMORY,
+    BY_SHORTAGE,
+    BY_TIME,
+    By,
     Window,
     window_at,
     window_best,
@@ -62,6 +66,7 @@ cdef struct Plan:
     uint64_t movable              # bytes that they have
     uint64_t unit                 # bytes of a new handle
     bint short                    # of memory: handles are made small, whatever that costs
+    bint rises                    # more is live than ever, so that what is reserved may rise too
     BlockId hole                  # that is being filled
 
 
@@ -279,27 +284,43 @@ cdef uint64_t _unit(Core core, Plan* plan, uint64_t nbytes) noexcept nogil:
     return round_up(max(unit, nbytes // AT_ONCE), granularity)
 
 
+cdef void _list_victims(Core core, Plan* plan, uint32_t count) noexcept nogil:
+    """List whom a window's memory can come from, where it is not all to be new."""
+    cdef uint64_t reserved = atomic_read(core.state.reserved)
+    plan.excess = plan.victim_count = plan.movable = 0
+    if reserved + plan.window.holes > plan.most:
+        plan.excess = reserved + plan.window.holes - plan.most
+        plan.victim_count = window_victims(&core.state.mapped, count, &plan.window, &plan.movable)
+
+
 cdef void _look_for_window(Core core, Plan* plan, uint32_t count, uint64_t nbytes, bint anywhere) noexcept nogil:
     """Choose a window, and list whom its memory can come from; that of the least memory is chosen already.
 
     Where so much can be moved that any window will do, and it may be anywhere, it is the one that takes the least time.
+    Where too little can, and more is live than ever, it is the one that leaves the least to be reserved: it holds what
+    is free beside live memory.
     """
     cdef Mapped* mapped = &core.state.mapped
     cdef uint64_t reserved = atomic_read(core.state.reserved)
     cdef uint64_t spare = 2 * (<MappedSource> core.source).handle_bytes
     cdef uint64_t movable = 0
+    cdef uint32_t all_count
+    cdef bint short
+    cdef By by
     cdef Window none
-    if anywhere and reserved + plan.window.holes > plan.most:
-        none.address = none.nbytes = 0
-        plan.victim_count = window_victims(mapped, count, &none, &movable)
-        if reserved + nbytes + spare <= plan.most + movable:
-            window_costs(mapped, count)
-            window_best(mapped, count, nbytes, True, &plan.window)
-        window_forget(mapped, plan.victim_count)
-        plan.victim_count = 0
-    if reserved + plan.window.holes > plan.most:
-        plan.excess = reserved + plan.window.holes - plan.most
-        plan.victim_count = window_victims(mapped, count, &plan.window, &plan.movable)
+    _list_victims(core, plan, count)
+    if plan.excess == 0 or not anywhere:
+        return
+    short = plan.rises and plan.excess > plan.movable
+    window_forget(mapped, plan.victim_count)
+    none.address = none.nbytes = 0
+    all_count = window_victims(mapped, count, &none, &movable)
+    if short or reserved + nbytes + spare <= plan.most + movable:
+        by = BY_SHORTAGE if short else BY_TIME
+        window_costs(mapped, count, by)
+        window_best(mapped, count, nbytes, by, &plan.window)
+    window_forget(mapped, all_count)
+    _list_victims(core, plan, count)
 
 
 cdef int _make(Core core, uint64_t nbytes, Request* request, bint scarce) noexcept nogil:
@@ -315,13 +336,14 @@ cdef int _make(Core core, uint64_t nbytes, Request* request, bint scarce) noexce
     if request.behind:
         if not window_at(mapped, count, request.behind, nbytes, &plan.window):
             return STATUS_NO_ROOM
-    elif not window_best(mapped, count, nbytes, False, &plan.window):
+    elif not window_best(mapped, count, nbytes, BY_MEMORY, &plan.window):
         return STATUS_NO_ROOM
     atomic_write(mapped.peak_live, max(mapped.peak_live, live, atomic_read(state.peaks.allocated_bytes)))
     plan.most = reserved if scarce else min(
         state.limit, max(<uint64_t> (mapped.peak_live * (1 + (<MappedSource> core.source).slack)),
                          atomic_read(state.peak_reserved)))
     plan.short = _is_short(core, live)
+    plan.rises = live >= mapped.peak_live
     _look_for_window(core, &plan, count, nbytes, request.behind == 0)
     plan.unit = _unit(core, &plan, nbytes)
     if reserved + plan.window.holes > state.limit + plan.movable + mapped.spare_bytes:

@@ -68,34 +68,62 @@ cdef uint64_t _fill_cost(Mapped* mapped, uint64_t begin, uint64_t end) noexcept 
     return cost
 
 
-cdef void window_costs(Mapped* mapped, uint32_t count) noexcept nogil:
-    """Work out what it takes to give memory to each piece that is a hole; the victims are listed.  O(mappings)."""
+cdef uint64_t _movable_within(Mapped* mapped, uint64_t begin, uint64_t end) noexcept nogil:
+    """Bytes of the victims that a part of a free block has a part of."""
+    cdef uint64_t nbytes = 0
+    cdef uint64_t at = begin
+    cdef MappedHandle* handle
+    while at < end:
+        handle = &mapped.handles[mapped_at(mapped, at)]
+        if handle.candidate:
+            nbytes += handle.memory.nbytes
+        at = handle.places[handle.active].address + handle.memory.nbytes
+    return nbytes
+
+
+cdef uint64_t _left_over(Mapped* mapped, uint64_t begin, uint64_t end, uint64_t hole_end) noexcept nogil:
+    """Bytes of a part of a hole for which no handle may be small enough, if the hole has no room for one more."""
+    cdef uint64_t mean = max(mapped.nbytes // max(mapped.handle_count, <uint64_t> 1), mapped.granularity)
+    cdef uint64_t left = (end - begin) % mean
+    return left if hole_end - end + left < mean else 0
+
+
+cdef uint64_t _part_cost(Mapped* mapped, Piece* piece, uint64_t begin, uint64_t end, By by) noexcept nogil:
+    """What a part of a piece costs as a part of a window.  The victims are listed."""
+    if piece.hole:
+        end = piece.address + round_up(end - piece.address, mapped.granularity)
+        if by == BY_SHORTAGE:
+            return end - begin + _left_over(mapped, begin, end, _end(piece))
+        return _fill_cost(mapped, begin, end)
+    return _movable_within(mapped, begin, end) if by == BY_SHORTAGE else 0
+
+
+cdef void window_costs(Mapped* mapped, uint32_t count, By by) noexcept nogil:
+    """Work out what each piece costs as a part of a window; the victims are listed.  O(mappings)."""
     cdef Piece* pieces = mapped.pieces
     cdef uint64_t before = 0
     cdef uint32_t i
     for i in range(count):
         pieces[i].cost_before = before
-        if pieces[i].hole and i + 1 < count:      # behind the last block nearly everything is a hole
-            before += _fill_cost(mapped, pieces[i].address, _end(&pieces[i]))
+        if i + 1 < count:                         # behind the last block nearly everything is a hole
+            before += _part_cost(mapped, &pieces[i], pieces[i].address, _end(&pieces[i]), by)
 
 
-cdef uint64_t _cost_within(Mapped* mapped, uint32_t first, uint32_t last, uint64_t begin, uint64_t end) noexcept nogil:
-    """Nanoseconds to give memory to all holes from `begin` in one piece to `end` in another."""
+cdef uint64_t _cost_within(Mapped* mapped, uint32_t first, uint32_t last, uint64_t begin, uint64_t end,
+                           By by) noexcept nogil:
+    """What a window from `begin` in one piece to `end` in another costs."""
     cdef Piece* pieces = mapped.pieces
-    cdef uint64_t cost = 0
-    if pieces[last].hole:
-        end = pieces[last].address + round_up(end - pieces[last].address, mapped.granularity)
-        cost = _fill_cost(mapped, begin if first == last else pieces[last].address, end)
+    cdef uint64_t cost = _part_cost(mapped, &pieces[last], begin if first == last else pieces[last].address, end, by)
     if first == last:
         return cost
-    if pieces[first].hole and begin > pieces[first].address:
-        cost += _fill_cost(mapped, begin, _end(&pieces[first]))
+    if begin > pieces[first].address:
+        cost += _part_cost(mapped, &pieces[first], begin, _end(&pieces[first]), by)
         first += 1
     return cost + pieces[last].cost_before - pieces[first].cost_before
 
 
 cdef void _offer(Mapped* mapped, uint32_t first, uint32_t last, uint64_t begin, uint64_t end, uint64_t block,
-                 bint by_cost, Window* window) noexcept nogil:
+                 By by, Window* window) noexcept nogil:
     """Take a window if it is the best so far: from `begin` in one piece to `end` in another."""
     cdef Piece* pieces = mapped.pieces
     cdef uint64_t holes = _holes_up_to(&pieces[last], end, mapped.granularity) - _holes_up_to(
@@ -103,8 +131,8 @@ cdef void _offer(Mapped* mapped, uint32_t first, uint32_t last, uint64_t begin, 
     cdef uint64_t score = holes
     if holes == 0:
         return
-    if by_cost:
-        score = _cost_within(mapped, first, last, begin, end)
+    if by != BY_MEMORY:
+        score = _cost_within(mapped, first, last, begin, end, by)
     if window.holes and score >= window.score:
         return
     window.first = first
@@ -115,11 +143,11 @@ cdef void _offer(Mapped* mapped, uint32_t first, uint32_t last, uint64_t begin, 
     window.score = score
 
 
-cdef bint window_best(Mapped* mapped, uint32_t count, uint64_t nbytes, bint by_cost, Window* window) noexcept nogil:
-    """The window of `nbytes` that needs the least memory, or driver time; False where there is none.
+cdef bint window_best(Mapped* mapped, uint32_t count, uint64_t nbytes, By by, Window* window) noexcept nogil:
+    """The window of `nbytes` that costs the least; False where there is none.
 
     Looked at are those that begin where a piece begins, or end where one ends; of these one needs the least memory.
-    O(pieces), by cost O(pieces + mappings in the holes that windows begin or end in).
+    O(pieces), and not by memory O(pieces + mappings in the pieces that windows begin or end in).
     """
     cdef Piece* pieces = mapped.pieces
     cdef uint32_t first, last
@@ -134,7 +162,7 @@ cdef bint window_best(Mapped* mapped, uint32_t count, uint64_t nbytes, bint by_c
             last += 1
         if pieces[first].address + nbytes <= _end(&pieces[last]):
             _offer(mapped, first, last, pieces[first].address, pieces[first].address + nbytes,
-                   pieces[first].address, by_cost, window)
+                   pieces[first].address, by, window)
     first = 0
     for last in range(count):
         if not pieces[last].joins:
@@ -146,7 +174,7 @@ cdef bint window_best(Mapped* mapped, uint32_t count, uint64_t nbytes, bint by_c
         while at >= _end(&pieces[first]):
             first += 1
         _offer(mapped, first, last, _begin_in(&pieces[first], at, mapped.granularity), _end(&pieces[last]), at,
-               by_cost, window)
+               by, window)
     return window.holes != 0
 
 
@@ -164,7 +192,7 @@ cdef bint window_at(Mapped* mapped, uint32_t count, uint64_t address, uint64_t n
     while last + 1 < count and pieces[last + 1].joins and _end(&pieces[last]) < address + nbytes:
         last += 1
     if _end(&pieces[last]) >= address + nbytes:
-        _offer(mapped, first, last, address, address + nbytes, address, False, window)
+        _offer(mapped, first, last, address, address + nbytes, address, BY_MEMORY, window)
     return window.holes != 0
 
 

@@ -1,6 +1,8 @@
 """CuPy, Numba, cuda.core and RMM in a pool, on a real device: the same results, from the pool's memory."""
 
 import gc
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -324,3 +326,52 @@ class TestRmm:
             assert pool.stats.requested_bytes == 0
         finally:
             rmm.mr.set_current_device_resource(before)
+
+    @pytest.mark.parametrize("kind", ["CudaMemoryResource", "CudaAsyncMemoryResource"])
+    def test_it_gives_a_pool_its_segments(self, rmm, kind):
+        from vpool.integrations import rmm as plugin
+
+        upstream = rmm.mr.StatisticsResourceAdaptor(getattr(rmm.mr, kind)())
+        strategy = vpool.Dynamic(initial="64MiB", limit="1GiB")
+        with vpool.Pool(strategy, source=plugin.source(upstream)) as pool:
+            buffers = [pool.empty(10 * MIB) for _ in range(20)]
+            assert upstream.allocation_counts.current_bytes == pool.stats.reserved_bytes >= 200 * MIB
+            pool.check()
+            with pytest.raises(vpool.OutOfMemoryError):
+                pool.allocate(2 * GIB)
+            del buffers
+            pool.trim()
+            assert upstream.allocation_counts.current_bytes == pool.stats.reserved_bytes == 0
+
+
+def test_caches_of_others_are_given_back_before_memory_is_out():
+    """What CuPy and PyTorch keep for later is had, where a pool that serves CuPy finds no memory on the device."""
+    pytest.importorskip("torch")
+    pytest.importorskip("cupy")
+    code = """
+import warnings
+warnings.simplefilter("ignore")
+import cupy, torch, vpool
+from vpool.integrations import cupy as plugin
+pool = vpool.Pool(vpool.Dynamic(initial=0, limit=0.95), source="cuda")
+plugin.install(pool)
+free = torch.cuda.mem_get_info()[0]
+kept = torch.empty(int(free * 0.6), dtype=torch.uint8, device="cuda")
+del kept
+assert torch.cuda.memory_reserved() > free // 2
+array = cupy.empty(int(free * 0.6), "u1")
+assert torch.cuda.memory_reserved() < free // 10
+assert [row["tag"] for row in pool.inspect().tags if row["live_bytes"]] == ["cupy"]
+print("end")
+"""
+    assert run_cleanly(code, timeout=300) == "end\n"
+
+
+def test_an_unmodified_program_under_vpool_run(tmp_path):
+    pytest.importorskip("cupy")
+    program = tmp_path / "program.py"
+    program.write_text("import cupy; print(int(cupy.arange(1000).sum()))")
+    command = [sys.executable, "-m", "vpool", "run", "--record", tmp_path / "out.npz", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "499500\n")
+    assert vpool.Trace.load(tmp_path / "out.npz").allocations > 0

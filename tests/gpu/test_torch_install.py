@@ -216,6 +216,22 @@ except RuntimeError as error:
     assert "before it does" in run_cleanly("import warnings\nwarnings.simplefilter('ignore')\n" + body, timeout=300)
 
 
+def test_a_fork_before_cuda_is_used():
+    """Neither vpool nor its plug-in begin the use of CUDA when they are imported, so a child can."""
+    body = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+import torch, vpool
+from vpool.integrations import torch as plugin
+if os.fork() == 0:
+    plugin.install()
+    assert float(torch.ones(10, device="cuda").sum()) == 10
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+    assert run_cleanly(body, timeout=300) == "0\n"
+
+
 def test_the_end_with_tensors_that_live():
     assert program("kept = [torch.ones(1000, device='cuda') for _ in range(10)]\n") == "end\n"
 

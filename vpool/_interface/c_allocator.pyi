@@ -8,5 +8,6 @@ class Blocks:
         pool_of: Callable[[int], Pool],
         current_stream: Callable[[], object],
         error_of: Callable[[Exception], BaseException],
+        tag: str | None = None,
     ) -> Blocks: ...
     def functions(self) -> tuple[int, int, int]: ...

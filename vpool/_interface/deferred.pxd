@@ -1,5 +1,5 @@
 """Blocks of which nobody says which streams use them."""
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
 from vpool._base.lock cimport SpinLock
 from vpool._interface.lender cimport Lender
@@ -20,6 +20,7 @@ cdef class Deferred:
     cdef bint gone                # the memory is not the pool's any more
     cdef uint32_t most
     cdef uint64_t most_bytes
+    cdef uint16_t tag             # of blocks for threads that have none
     cdef object __weakref__
 
     cdef uint64_t lend(self, uint64_t nbytes) noexcept nogil

@@ -32,7 +32,7 @@ cdef struct Piece:
     uint64_t nbytes
     uint64_t stamp                # of a free block
     uint64_t holes_before         # bytes of holes before it, in this run of pieces without another block between
-    uint64_t cost_before          # nanoseconds to give memory to all holes before it
+    uint64_t cost_before          # of all pieces before it, as parts of a window
     BlockId block_id
     bint hole
     bint joins                    # the piece before it

@@ -2,7 +2,8 @@
 
 A command's module has `HELP`, `prepare(parser)`, and `run(args)`, which returns what ``--json`` prints
 and prints everything else itself when that was not asked for.  It may have `failure(result)`: one line that says why
-what was done has failed all the same, or None.
+what was done has failed all the same, or None; `status(result)`, the exit status of what was done; and `JSON`: how its
+option ``--json`` differs from the others', of which the value True alone means to print.
 """
 
 import argparse
@@ -19,6 +20,7 @@ __all__ = ["main"]
 COMMANDS = (
     "demo",
     "doctor",
+    "run",
     "replay",
     "compare",
     "tune",
@@ -30,6 +32,8 @@ COMMANDS = (
     "top",
     "bench",
 )
+
+_JSON = {"action": "store_true", "help": "print the result as JSON"}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,8 +51,12 @@ def _parser():
         module = importlib.import_module(f"vpool.commands.{name}")
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
         module.prepare(command)
-        command.add_argument("--json", action="store_true", help="print the result as JSON")
-        command.set_defaults(run=module.run, failure=getattr(module, "failure", lambda result: None))
+        command.add_argument("--json", **getattr(module, "JSON", _JSON))
+        command.set_defaults(
+            run=module.run,
+            failure=getattr(module, "failure", lambda result: None),
+            status=getattr(module, "status", lambda result: 0),
+        )
     return parser
 
 
@@ -58,19 +66,20 @@ def main(argv=None):
     Returns
     -------
     int
-        0 for done, 1 for a failure that one line on standard error explains.  Wrong usage leaves
-        through `SystemExit` with status 2.
+        0 for done, 1 for a failure that one line on standard error explains; of a program that was run, its own.
+        Wrong usage leaves through `SystemExit` with status 2.
     """
     args = _parser().parse_args(argv)
     try:
         result = args.run(args)
-        if args.json:
+        if args.json is True:
             print(json.dumps(result, indent=2))
         if sys.stdout is not None:
             sys.stdout.flush()
         if failure := args.failure(result):
             print(f"vpool {args.command}: {failure}", file=sys.stderr)
             return 1
+        return args.status(result)
     except (Error, OSError, ValueError, TypeError, OverflowError, MemoryError) as error:
         if isinstance(error, BrokenPipeError):
             # Whoever read has gone, as `head` does; nothing more can be told on this stream.
@@ -80,7 +89,6 @@ def main(argv=None):
         return 1
     except KeyboardInterrupt:
         return 130
-    return 0
 
 
 def _one_line(error):

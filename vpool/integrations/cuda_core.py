@@ -13,10 +13,14 @@
 import functools
 from typing import Any
 
+from vpool._interface.tags import default_tag
 from vpool.defaults import default_pool
+from vpool.integrations.caches import ask_before_failing
 from vpool.integrations.packages import required
 
 __all__ = ["resource"]
+
+_tagged = default_tag("cuda.core")
 
 
 def resource(pool=None):
@@ -45,6 +49,7 @@ def _resource_class():
 
         def __init__(self, pool):
             self.pool = pool
+            ask_before_failing(pool)
 
         def __repr__(self):
             return f"<PoolResource of {self.pool!r}>"
@@ -55,7 +60,8 @@ def _resource_class():
         def allocate(self, size, *, stream):
             if stream is None:
                 raise TypeError("stream must be a stream of cuda.core, not None")
-            ptr = self.pool.allocate(size, stream)
+            with _tagged:
+                ptr = self.pool.allocate(size, stream)
             try:
                 return core.Buffer.from_handle(ptr, size, mr=self, stream=stream)
             except BaseException:

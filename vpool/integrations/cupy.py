@@ -9,14 +9,22 @@
        ...                                          # a thread's, for a while
 """
 
+import functools
+
 from vpool._interface.buffer import Buffer
 from vpool._interface.c_allocator import Blocks
 from vpool._interface.lender import pools_and_closed
+from vpool._interface.tags import default_tag
 from vpool.errors import ForeignPointerError, OutOfMemoryError
+from vpool.integrations.caches import ask_before_failing
 from vpool.integrations.packages import PoolOfDevice, as_error_of, required
 from vpool.streams import HOST
 
 __all__ = ["allocator", "c_allocator", "install", "pinned_allocator", "record_stream", "uninstall"]
+
+TAG = "cupy"  # of blocks for threads that have none
+_tagged = default_tag(TAG)
+_before: list = []  # the allocators that `install` has replaced
 
 
 def allocator(*pools):
@@ -51,7 +59,8 @@ def allocator(*pools):
     def allocate(nbytes):
         device = current_device()
         try:
-            buffer = pool_of(device).empty(nbytes, current_stream())
+            with _tagged:
+                buffer = pool_of(device).empty(nbytes, current_stream())
         except OutOfMemoryError as error:
             raise as_error_of(error_of_cupy, error) from error.__cause__
         return pointer(memory(buffer.ptr, nbytes, buffer, device), 0)
@@ -66,25 +75,33 @@ def c_allocator(*pools):
     """
     cupy = required("cupy", "cupy")
     error_of_cupy = cupy.cuda.memory.OutOfMemoryError
-    blocks = Blocks(PoolOfDevice(pools), cupy.cuda.get_current_stream, lambda error: as_error_of(error_of_cupy, error))
+    error_of = functools.partial(as_error_of, error_of_cupy)
+    blocks = Blocks(PoolOfDevice(pools), cupy.cuda.get_current_stream, error_of, TAG)
     return cupy.cuda.memory.CFunctionAllocator(*blocks.functions(), blocks).malloc
 
 
 def install(*pools):
-    """Have CuPy allocate from pools, on every thread, until `uninstall`.
+    """Have CuPy allocate from pools, on every thread, until `uninstall`; they may be nested.
 
     Parameters
     ----------
     *pools : Pool
         As for `allocator`.
     """
-    required("cupy", "cupy").cuda.set_allocator(allocator(*pools))
+    cuda = required("cupy", "cupy").cuda
+    before = cuda.get_allocator()
+    cuda.set_allocator(allocator(*pools))
+    _before.append(before)
 
 
 def uninstall():
-    """Have CuPy allocate from its own default pool again.  Arrays that are there keep their blocks."""
+    """Have CuPy allocate as before the last `install`; by its own default pool where there was none.
+
+    Arrays that are there keep their blocks.
+    """
     cupy = required("cupy", "cupy")
-    cupy.cuda.set_allocator(cupy.get_default_memory_pool().malloc)
+    cupy.cuda.set_allocator(_before[-1] if _before else cupy.get_default_memory_pool().malloc)
+    del _before[-1:]
 
 
 class _PinnedMemory:
@@ -112,12 +129,14 @@ def pinned_allocator(pool):
     cupy = required("cupy", "cupy")
     if pool.source.name != "pinned":
         raise ValueError(f'memory of source {pool.source.name!r} is not pinned; that of "pinned" is')
+    ask_before_failing(pool)
     pointer = cupy.cuda.PinnedMemoryPointer
     error_of_cupy = cupy.cuda.memory.OutOfMemoryError
 
     def allocate(nbytes):
         try:
-            buffer = pool.empty(nbytes, HOST)
+            with _tagged:
+                buffer = pool.empty(nbytes, HOST)
         except OutOfMemoryError as error:
             raise as_error_of(error_of_cupy, error) from error.__cause__
         return pointer(_PinnedMemory(buffer, nbytes), 0)

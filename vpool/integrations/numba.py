@@ -22,6 +22,8 @@ from vpool.integrations.packages import PoolOfDevice, as_error_of, required
 
 __all__ = ["install"]
 
+TAG = "numba"  # of blocks for threads that have none
+
 _OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 _pool_of = PoolOfDevice(())
 
@@ -73,7 +75,7 @@ def _manager():
             blocks = self._blocks
             if blocks is None or blocks.pool is not pool:
                 most_bytes = int(pool.source.memory()[1] * config.CUDA_DEALLOCS_RATIO)
-                blocks = self._blocks = Deferred(pool, max(1, config.CUDA_DEALLOCS_COUNT), most_bytes)
+                blocks = self._blocks = Deferred(pool, max(1, config.CUDA_DEALLOCS_COUNT), most_bytes, TAG)
             return blocks
 
         def initialize(self):

@@ -7,6 +7,7 @@ from typing import Any
 from vpool._interface.pool import Pool
 from vpool.defaults import default_pool
 from vpool.errors import OutOfMemoryError
+from vpool.integrations.caches import ask_before_failing
 
 __all__ = ["PoolOfDevice", "as_error_of", "of_a_gpu", "required"]
 
@@ -51,6 +52,8 @@ def of_a_gpu(pool):
 class PoolOfDevice:
     """The pool that serves a device: one that was chosen for it, else its default pool.
 
+    Each asks the frameworks of this process for their caches before a request fails.
+
     Parameters
     ----------
     pools : iterable of Pool
@@ -64,14 +67,22 @@ class PoolOfDevice:
 
     def __init__(self, pools):
         self._chosen: dict[int, Pool] = {}
+        self._known: Pool | None = None  # the default pool that was met last
         for pool in map(of_a_gpu, pools):
             if pool.device in self._chosen:
                 raise ValueError(f"two pools for device {pool.device}: {self._chosen[pool.device]!r} and {pool!r}")
             self._chosen[pool.device] = pool
+        for pool in self._chosen.values():
+            ask_before_failing(pool)
 
     def __call__(self, device):
         pool = self._chosen.get(device)
-        return default_pool(device) if pool is None else pool
+        if pool is None:
+            pool = default_pool(device)
+            if pool is not self._known:
+                ask_before_failing(pool)
+                self._known = pool
+        return pool
 
     def forget(self, pool):
         """Serve a pool's device from its default pool from now on."""

@@ -4,13 +4,25 @@
 
    import vpool.integrations.rmm
    vpool.integrations.rmm.install()
+
+and the other way round, a pool whose segments RMM gives:
+
+.. code-block:: python
+
+   pool = vpool.Pool(source=vpool.integrations.rmm.source())
 """
 
+from vpool._interface.tags import default_tag
+from vpool._storage.source import Source
+from vpool._storage.upstream_driver import UpstreamDriver
 from vpool.defaults import default_pool
+from vpool.integrations.caches import ask_before_failing
 from vpool.integrations.packages import of_a_gpu, required
-from vpool.sources import current_device
+from vpool.sources import Cuda, current_device
 
-__all__ = ["install", "resource"]
+__all__ = ["install", "resource", "source"]
+
+_tagged = default_tag("rmm")
 
 
 def resource(pool=None):
@@ -33,9 +45,11 @@ def resource(pool=None):
         For what is no pool of a GPU's memory.
     """
     pool = default_pool() if pool is None else of_a_gpu(pool)
+    ask_before_failing(pool)
 
     def allocate(nbytes, stream):
-        return pool.allocate(nbytes, _handle(stream))
+        with _tagged:
+            return pool.allocate(nbytes, _handle(stream))
 
     def deallocate(ptr, nbytes, stream):
         pool.deallocate(ptr, _handle(stream))
@@ -68,3 +82,46 @@ def install(pool=None):
     if pool.device != current_device():
         raise ValueError(f"{pool!r} is of device {pool.device}, and the current one is {current_device()}")
     mr.set_current_device_resource(resource(pool))
+
+
+def source(resource=None):
+    """A source of the current device whose segments an RMM resource gives.
+
+    Parameters
+    ----------
+    resource : rmm.mr.DeviceMemoryResource, optional
+        RMM's resource of the current device if not given.  Not one that allocates from the same pool.
+
+    Returns
+    -------
+    vpool.sources.Source
+        For ``vpool.Pool(source=...)``.
+
+    Raises
+    ------
+    SourceError
+        Where CUDA cannot be used.
+
+    Notes
+    -----
+    What RMM gives in the order of a stream is waited for, so any stream can use a segment at once.  Each call of the
+    resource takes the GIL; so PyTorch cannot have its segments from such a pool (`vpool.integrations.torch.mem_pool`).
+    """
+    rmm = required("rmm", "rmm")
+    device = Cuda()
+    upstream = rmm.mr.get_current_device_resource() if resource is None else resource
+    stream = rmm.pylibrmm.stream.Stream()
+
+    def lend(nbytes):
+        address = upstream.allocate(nbytes, stream)
+        try:
+            stream.synchronize()
+        except BaseException:
+            upstream.deallocate(address, nbytes, stream)
+            raise
+        return address
+
+    def take(address, nbytes):
+        upstream.deallocate(address, nbytes, stream)
+
+    return Source(UpstreamDriver(device.driver, lend, take), "rmm", device.device)

@@ -11,15 +11,20 @@
 
 import ctypes
 import logging
+from typing import Any
 
 from vpool._interface import numbered
 from vpool._interface.segments import bind
 from vpool.defaults import default_pool
+from vpool.gathered import Gathered, reports_here
 from vpool.integrations import torch_shim
+from vpool.integrations.caches import ask_before_failing
 from vpool.integrations.packages import PoolOfDevice, of_a_gpu, required
 from vpool.integrations.torch_stats import memory_stats, patch_statistics
 
-__all__ = ["install", "mem_pool", "memory_stats"]
+__all__ = ["gather_reports", "install", "mem_pool", "memory_stats"]
+
+TAG = "torch"  # of blocks for threads that have none
 
 logger = logging.getLogger("vpool")
 
@@ -61,7 +66,8 @@ def mem_pool(pool=None, **options):
     if _installed:
         raise RuntimeError("PyTorch allocates from vpool already, and that way knows no memory pools of its own")
     pool = default_pool(torch.cuda.current_device()) if pool is None else of_a_gpu(pool)
-    lend, take, _ = bind(pool)
+    lend, take, _ = bind(pool, TAG)
+    ask_before_failing(pool)
     with torch.cuda.device(pool.device):
         allocator = torch._C._cuda_customAllocator(lend, take)
         _kept.append(allocator)
@@ -85,22 +91,25 @@ def install(*pools, statistics=True):
     ------
     RuntimeError
         Where PyTorch has used CUDA already, was built without it, or its functions cannot be compiled: see the page.
+        After an earlier call, where that had other pools.
 
     Notes
     -----
-    Out of memory is ``torch.OutOfMemoryError`` with the pool's diagnosis.
+    The same call once more changes nothing.  Out of memory is ``torch.OutOfMemoryError`` with the pool's diagnosis.
     """
     global _installed
     torch = _with_cuda()
     if _installed:
-        raise RuntimeError("PyTorch allocates from vpool already; it cannot change its allocator again")
+        if all(numbered.served(pool.device) is pool for pool in pools):
+            return
+        raise RuntimeError("PyTorch allocates from other pools already; it cannot change its allocator again")
     if torch.cuda.is_initialized():
         raise RuntimeError("PyTorch has used CUDA already: call install() before it does")
     pool_of = PoolOfDevice(pools)
     shim = torch_shim.load(torch)
 
     def serve(device):
-        numbered.serve(numbered.Numbered(pool_of(device), _Streams(torch, device)), device)
+        numbered.serve(numbered.Numbered(pool_of(device), _Streams(torch, device), TAG), device)
 
     numbered.call_unserved(serve)
     for pool in pools:
@@ -117,6 +126,34 @@ def install(*pools, statistics=True):
     _kept.extend((allocator, shim, hooks))
     if statistics:
         patch_statistics(torch)
+
+
+def gather_reports(group=None):
+    """The reports of all pools of all ranks of ``torch.distributed``.
+
+    Every rank of the group has to call it, and gets the same.
+
+    Parameters
+    ----------
+    group : torch.distributed.ProcessGroup, optional
+        All ranks if not given.
+
+    Returns
+    -------
+    vpool.gathered.Gathered
+        By ``"rank 0"`` and so on, as the whole program numbers them.
+
+    Raises
+    ------
+    RuntimeError
+        Where PyTorch has no ``torch.distributed``, or no process group was made.
+    """
+    distributed = required("torch.distributed", "torch")
+    if not distributed.is_available() or not distributed.is_initialized():
+        raise RuntimeError("there is no process group: call torch.distributed.init_process_group first")
+    answers: list[Any] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(answers, (distributed.get_rank(), reports_here()), group)
+    return Gathered({f"rank {rank}": reports for rank, reports in answers})
 
 
 def _with_cuda():
