@@ -25,6 +25,7 @@ MODULES = {
         "simulated_driver",
         "shared_memory",
         "fake_cuda",
+        "cuda_built",
         "cuda_driver",
         "source",
         "mapped_source",
@@ -77,7 +78,7 @@ MODULES = {
     ),
     "planning": ("packing", "search"),
 }
-WITH_CUDA_HEADERS = {"cuda_driver"}
+WITH_CUDA_HEADERS = {"cuda_built", "cuda_driver"}
 WITH_EXCEPTIONS = {"c_allocator"}  # of C++
 DIRECTIVES = {
     "language_level": "3",

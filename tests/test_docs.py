@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import importlib.util
 import json
 import pkgutil
 import re
@@ -10,12 +11,15 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 import vpool
 from vpool.bench import bench
 from vpool.commands import COMMANDS, _parser, main
+from vpool.data import bundled_trace
+from vpool.sizes import format_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -75,7 +79,91 @@ def test_signatures_are_those_of_the_stubs():
     assert written == {key: args for key, args in signatures.items() if not key[1].startswith("__")}
 
 
-@pytest.mark.parametrize("page", sorted(path.name for path in DOCS.glob("*.rst") if ">>>" in path.read_text()))
+def test_the_site_has_its_pictures(site):
+    """Sphinx warns of one that is not there; that each was drawn by this build is seen here."""
+    drawn = {path.name for path in (DOCS / "_pictures").glob("*.svg")}
+    assert drawn <= {path.name for path in (site / "_images").iterdir()}
+    assert len(drawn) >= 5
+    assert "two_streams.npz" in (site / "two_streams.html").read_text()
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    spec = importlib.util.spec_from_file_location("pictures", DOCS / "pictures.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def shown(path):
+    """What a drawing shows: its texts, and of each bar where it begins and ends, as shares of the widest."""
+    svg = ElementTree.parse(path).getroot()
+    texts = ["".join(node.itertext()).strip() for node in svg.iter("{http://www.w3.org/2000/svg}text")]
+    bars = []
+    for group in svg.iter("{http://www.w3.org/2000/svg}g"):
+        if group.get("id", "").startswith(("PolyCollection", "FillBetween")):
+            for node in group.iter("{http://www.w3.org/2000/svg}path"):
+                xs = [float(x) for x in re.findall(r"[ML] (\S+)", node.get("d"))]
+                bars.append((min(xs), max(xs)))
+    left, right = min(start for start, _ in bars), max(end for _, end in bars)
+    return texts, [round((x - left) / (right - left), 2) for bar in bars for x in bar]
+
+
+def test_picture_of_the_readme_is_what_vpool_draws(pictures, tmp_path):
+    """`make picture` draws it anew.  Texts and sizes are compared: fonts differ from machine to machine."""
+    pictures.readme_picture(tmp_path / "now.svg")
+    kept = shown(pictures.README_PICTURE)
+    assert shown(tmp_path / "now.svg") == kept
+    assert "replay: 7.15 GiB live of 8.01 GiB reserved" in kept[0]
+    assert len(kept[1]) > 100
+
+
+def test_readme_shows_its_picture_and_how_it_was_drawn():
+    text = (ROOT / "README.md").read_text()
+    (path,) = re.findall(r"!\[[^]]+\]\((.*)\)", text)
+    assert (ROOT / path).exists()
+    assert f"`vpool inspect vpool/data/two_streams.npz --plot {Path(path).name}`" in text
+
+
+def test_comparison_of_the_readme():
+    found = re.findall(
+        r"^\| (.+?) +\| (\S+ \wiB) \| ([\d.]+) \| ([\d,]+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    rows = vpool.compare(bundled_trace()).rows
+    assert found == [
+        (row.title, format_bytes(row.peak_reserved_bytes), f"{row.reserved_over_live:.3f}", f"{row.source_calls:,}")
+        for row in rows
+    ]
+
+
+def test_readme_names_pages_that_exist():
+    text = (ROOT / "README.md").read_text().partition("## Where to read on")[2]
+    named = re.findall(r"`((?:frameworks/)?[a-z_]+)`", text)
+    assert len(named) > 15
+    for page in named:
+        assert (DOCS / f"{page}.rst").exists(), page
+
+
+def test_versions_agree():
+    first = re.search(r"^(\d\S*?),? .*\n-+$", (ROOT / "CHANGELOG.rst").read_text(), re.MULTILINE)[1]
+    cited = re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1]
+    assert first == cited == vpool.__version__
+
+
+def test_commands_of_contributors_are_those_of_the_tests():
+    makefile = (ROOT / "Makefile").read_text()
+    assert f"\t$(PYTHON) {code_block('sh').splitlines()[1].removeprefix('python ')}\n" in makefile
+    hooks = re.findall(r"entry: (\S+)", (ROOT / ".pre-commit-config.yaml").read_text())
+    assert set(hooks) == {"ruff", "cython-lint", "mypy"}
+    for tool in hooks:
+        assert tool in makefile
+        importlib.import_module(tool.replace("-", "_"))
+
+
+PAGES = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.rst") if ">>>" in path.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_examples_of_pages(page):
     failed, tried = doctest.testfile(str(DOCS / page), module_relative=False, verbose=False)
     assert tried
@@ -86,7 +174,7 @@ def test_pages_import_what_they_use():
     """A doctest finds also what other tests imported; who follows a page has that page alone."""
     code = "import vpool; print(*dir(vpool))"
     there = set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
-    for path in DOCS.glob("*.rst"):
+    for path in DOCS.rglob("*.rst"):
         lines = re.findall(r"^ *(?:>>>|\.\.\.) (.*)", path.read_text(), re.MULTILINE)
         imported = set(re.findall(r"^(?:import|from) vpool\.(\w+)", "\n".join(lines), re.MULTILINE))
         used = {name for line in lines for name in re.findall(r"(?<![\w.])vpool\.(\w+)", line)}

@@ -1,19 +1,28 @@
 """The package as others get it: source distribution, wheel, and a compiled module on top of it."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
+import types
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
+import vpool
+from vpool._storage.cuda_built import CUDA_MAJOR
+
 ROOT = Path(__file__).resolve().parent.parent
-LEFTOVERS = ("build", "dist", "*.so", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis", ".git", ".venv", "_build")
+LEFTOVERS = (
+    *("build", "dist", "*.so", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis", ".git", ".venv"),
+    *("_build", "_pictures"),
+)
 
 
 def run(python, *command, cwd):
@@ -51,6 +60,25 @@ def sdist(tmp_path_factory):
     run(sys.executable, "-c", build, cwd=folder / "checkout")
     (archive,) = folder.glob("*.tar.gz")
     return archive
+
+
+FOLDERS = (".ci", "docs", "pyx", "tests", "vpool")
+FILES = (
+    *(".pre-commit-config.yaml", "CHANGELOG.rst", "CITATION.cff", "LICENSE", "MANIFEST.in", "Makefile", "README.md"),
+    *("pyproject.toml", "setup.py"),
+)
+
+
+def test_manifest_has_every_file(tmp_path):
+    """What setuptools would pack; of the modules nothing is translated, so this takes a moment only."""
+    tree = tmp_path / "checkout"
+    shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(*LEFTOVERS))
+    run(sys.executable, "-c", "import setuptools; setuptools.setup(script_args=['-q', 'egg_info'])", cwd=tree)
+    lines = (tree / "vpool.egg-info" / "SOURCES.txt").read_text().splitlines()
+    listed = {line.removeprefix("./") for line in lines}
+    there = {path.relative_to(tree).as_posix() for folder in FOLDERS for path in (tree / folder).rglob("*")}
+    files = {name for name in there if (tree / name).is_file()} | set(FILES)
+    assert files == {name for name in listed if not name.startswith("vpool.egg-info/")}
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +123,8 @@ def test_sdist_has_all_that_a_build_needs(sdist):
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "pyx").rglob("*.pyx")} <= names
     assert files_of(*SHIPPED) <= names
-    assert {"setup.py", "pyproject.toml", "README.md", "LICENSE", "docs/conf.py", "tests/conftest.py"} <= names
+    assert {"docs/conf.py", "tests/conftest.py", ".ci/run"} <= names
+    assert set(FILES) <= names
     assert not [name for name in names if name.endswith((".so", ".pyc"))]
     # What is generated is not shipped; a tool that a test compiles is.
     assert not [name for name in names if name.endswith(".c") and not name.startswith("tests/")]
@@ -128,6 +157,88 @@ def test_a_folder_that_is_not_compiled_says_so(unpacked, tmp_path):
     done = subprocess.run([sys.executable, "-c", "import vpool"], cwd=tmp_path, capture_output=True, text=True)
     (last,) = [line for line in done.stderr.splitlines() if line.startswith("ImportError: ")]
     assert f"the vpool in {tmp_path} is not compiled for this Python: run pip install -e . there" in last
+
+
+@pytest.fixture
+def other_major(tmp_path):
+    """A folder in which Python finds the bindings of another CUDA, which end the program that imports them."""
+    (tmp_path / "cuda" / "bindings").mkdir(parents=True)
+    (tmp_path / "cuda" / "bindings" / "__init__.py").write_text("raise SystemExit('imported')\n")
+    (tmp_path / "cuda_bindings-12.9.5.dist-info").mkdir()
+    (tmp_path / "cuda_bindings-12.9.5.dist-info" / "METADATA").write_text("Name: cuda-bindings\nVersion: 12.9.5\n")
+    return tmp_path
+
+
+def run_beside(folder, program):
+    """The output of a program that finds what is in a folder before anything else."""
+    return run(sys.executable, "-c", f"import sys\nsys.path.insert(0, {str(folder)!r})\n{program}", cwd=ROOT)
+
+
+def test_another_cuda_is_refused_in_one_line(other_major):
+    program = (
+        "import vpool\n"
+        "for source in ('cuda', 'cuda-vmm', 'cuda-async', 'pinned', 'managed'):\n"
+        "    try:\n"
+        "        vpool.Pool(source=source)\n"
+        "    except vpool.SourceError as error:\n"
+        "        print(error)\n"
+    )
+    lines = run_beside(other_major, program).splitlines()
+    assert len(lines) == 5
+    assert set(lines) == {
+        f"CUDA cannot be used here: vpool was built for CUDA {CUDA_MAJOR}, and cuda-bindings 12.9.5 is installed:"
+        f' pip install "cuda-python>={CUDA_MAJOR},<{CUDA_MAJOR + 1}"'
+    }
+
+
+def test_the_rest_works_beside_another_cuda(other_major):
+    program = (
+        "import importlib, pkgutil, vpool\n"
+        "for found in pkgutil.walk_packages(vpool.__path__, 'vpool.'):\n"
+        "    if found.name not in ('vpool.__main__', 'vpool._storage.cuda_driver'):\n"
+        "        importlib.import_module(found.name)\n"
+        "print(vpool.Pool().source.name, vpool.inspect().source)\n"
+        "from vpool.commands import main\n"
+        "assert main(['doctor']) == 0\n"
+    )
+    lines = run_beside(other_major, program).splitlines()
+    assert lines[0] == "host host"
+    assert [line for line in lines if "built for CUDA" in line and line.startswith("CUDA ")]
+
+
+def test_a_driver_that_is_too_old_is_named(monkeypatch):
+    def old_driver():
+        raise RuntimeError("no CUDA device: cudaErrorInsufficientDriver")
+
+    module = types.SimpleNamespace(CudaDriver=old_driver)
+    monkeypatch.setitem(sys.modules, "vpool._storage.cuda_driver", module)
+    monkeypatch.setattr(vpool.sources, "_cuda_driver", None)
+    monkeypatch.setattr(vpool.sources, "_cuda_missing", None)
+    with pytest.raises(vpool.SourceError, match=f"older than CUDA {CUDA_MAJOR}, which vpool was built for"):
+        vpool.sources.Cuda()
+
+
+def extras():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def test_every_extra_is_documented():
+    page = (ROOT / "docs" / "quickstart.rst").read_text()
+    table = page[page.index("extra ") : page.index("vpool itself needs")]
+    rows = re.findall(r"^(``.*?)  ", table, re.MULTILINE)
+    assert sorted(re.findall(r"``(\w+)``", " ".join(rows))) == sorted(extras())
+
+
+def test_messages_name_extras_that_exist():
+    files = [*(ROOT / "vpool").rglob("*.py"), *(ROOT / "docs").rglob("*.rst"), ROOT / "README.md"]
+    named = {
+        extra
+        for path in files
+        for group in re.findall(r"(?:vpool|\.)\[([\w,]+)\]", path.read_text())
+        for extra in group.split(",")
+    }
+    assert named - {"extra"} <= set(extras())
+    assert len(named) > 5
 
 
 def test_wheel_works_in_a_fresh_environment(fresh_python, tmp_path):

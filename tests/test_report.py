@@ -522,6 +522,13 @@ class TestPlot:
         with simulated_pool(name=name) as pool:
             pool.inspect().plot().savefig(tmp_path / "named.png", dpi=20)
 
+    def test_segments_are_counted_in_whole_numbers(self):
+        with vpool.Pool(vpool.Dynamic(initial="1MiB", growth="1MiB"), source="simulated") as pool:
+            blocks = [pool.allocate(1 << 20) for _ in range(2)]
+            figure = pool.inspect().plot()
+            assert len(blocks) == 2
+            assert all(place == round(place) for place in figure.axes[0].get_yticks())
+
     def test_matplotlib_may_be_missing(self, pool, monkeypatch):
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
         with pytest.raises(vpool.Error, match=r'pip install "vpool\[plot\]"'):

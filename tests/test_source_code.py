@@ -119,7 +119,7 @@ def test_ruff_would_change_nothing():
 
 
 def test_cython_lint_finds_nothing():
-    run("-c", "from cython_lint.cython_lint import main; main()", *source_files(".pyx", ".pxd"))
+    run("-c", "import sys; from cython_lint.cython_lint import main; sys.exit(main())", *source_files(".pyx", ".pxd"))
 
 
 def test_mypy_finds_nothing(tmp_path):

@@ -51,6 +51,7 @@ def _map(axes, report):
     axes.set_title(f"memory map{without}", fontsize="medium")
     axes.set_xlabel("MiB from the start of a segment")
     axes.set_ylabel("segment")
+    axes.yaxis.get_major_locator().set_params(integer=True)  # segments are counted
     axes.invert_yaxis()
     for state in ("live", "pending", "free"):
         axes.plot([], [], "s", color=_COLOURS[state], label=state)

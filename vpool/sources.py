@@ -7,6 +7,7 @@ A name (``"cuda"``, ``"cuda-vmm"``, ``"cuda-async"``, ``"pinned"``, ``"managed"`
 import operator
 from collections.abc import Callable
 
+from vpool._storage.cuda_built import CUDA_MAJOR
 from vpool._storage.driver import Driver
 from vpool._storage.fork import forks
 from vpool._storage.host_driver import HostDriver
@@ -39,6 +40,7 @@ _FORKED = (
     ' "spawn" or "forkserver", or use CUDA only after the fork'
 )
 _NOT_AFTER_FORK = "cudaErrorInitializationError"  # what CUDA says in a child if somebody used it in the parent
+_OLD_DRIVER = "cudaErrorInsufficientDriver"
 
 _cuda_driver = None
 _other_drivers: dict[tuple, Driver] = {}  # of pinned, managed and the driver's own memory
@@ -53,6 +55,7 @@ def _load_cuda(again=False):
     global _cuda_driver, _cuda_missing
     if _cuda_driver is None and (again or _cuda_missing is None):
         try:
+            _check_major()
             from vpool._storage.cuda_driver import CudaDriver
 
             _cuda_driver = CudaDriver()
@@ -60,11 +63,30 @@ def _load_cuda(again=False):
             if forks() and _NOT_AFTER_FORK in str(reason):
                 raise ForkedProcessError(f"{_FORKED} ({reason})") from None
             _cuda_missing = str(reason)
+            if _OLD_DRIVER in _cuda_missing:
+                _cuda_missing += (
+                    f": the driver of this machine is older than CUDA {CUDA_MAJOR}, which vpool was built for"
+                )
     if _cuda_driver is None:
         raise SourceError(f"CUDA cannot be used here: {_cuda_missing}", "cudaErrorNoDevice")
     if _cuda_driver.forked:
         raise ForkedProcessError(_FORKED)
     return _cuda_driver
+
+
+def _check_major():
+    """The functions of another major version may take other arguments: nothing of it is called, or even loaded."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
+
+    try:
+        found = version("cuda-bindings")
+    except PackageNotFoundError:
+        return  # the import tells
+    if found.partition(".")[0] != str(CUDA_MAJOR):
+        raise ImportError(
+            f"vpool was built for CUDA {CUDA_MAJOR}, and cuda-bindings {found} is installed:"
+            f' pip install "cuda-python>={CUDA_MAJOR},<{CUDA_MAJOR + 1}"'
+        )
 
 
 def Cuda(device=None):

@@ -63,10 +63,10 @@ cdef class Lock:
     cdef readonly unsigned long long most_inside
 
     def hammer(self, Py_ssize_t repeats):
-        cdef Py_ssize_t i
+        cdef Py_ssize_t _
         cdef unsigned long long inside
         with nogil:
-            for i in range(repeats):
+            for _ in range(repeats):
                 spin_lock(&self.lock)
                 inside = atomic_add(self.inside, 1)
                 if inside > self.most_inside:
@@ -138,11 +138,11 @@ cdef class BiasLock:
 
     def hammer_trying(self, Py_ssize_t repeats):
         """Try so often; how often it worked."""
-        cdef Py_ssize_t i
+        cdef Py_ssize_t _
         cdef Py_ssize_t worked = 0
         cdef Seat* seat
         with nogil:
-            for i in range(repeats):
+            for _ in range(repeats):
                 if bias_try_enter(&self.lock, &seat):
                     self.count()
                     bias_leave(&self.lock, seat)
@@ -164,10 +164,10 @@ cdef class TurnTaker:
         turn_destroy(&self.turn)
 
     def hammer(self, Py_ssize_t repeats):
-        cdef Py_ssize_t i
+        cdef Py_ssize_t _
         cdef bint waited
         with nogil:
-            for i in range(repeats):
+            for _ in range(repeats):
                 waited = turn_take(&self.turn)
                 self.counter += 1
                 self.waits += waited
@@ -332,9 +332,9 @@ def compiled_calls(Pool pool not None, uint64_t nbytes, Py_ssize_t repeats):
     """What a compiled caller does: allocate and free without the GIL; the number of calls that were served."""
     cdef uint64_t address = 0
     cdef Py_ssize_t served = 0
-    cdef Py_ssize_t i
+    cdef Py_ssize_t _
     with nogil:
-        for i in range(repeats):
+        for _ in range(repeats):
             if areas_allocate(pool.areas, pool.default_arena, nbytes, &address):
                 served += areas_deallocate(pool.areas, pool.default_arena, address)
     return served
