@@ -186,6 +186,7 @@ def test_a_block_freed_on_another_stream_is_that_one_s_at_once(pool, streams, fi
     fill(ptr, 1, own)
     other.wait_event(own.record())
     wrong = others(ptr, 1, other, cycles=SPIN)
+    own.synchronize()  # proved complete by then also under a tool that slows kernels
     # As under a tool that runs one kernel at a time; then the block may go home at once.
     done = other.done
     pool.deallocate(ptr, stream=other)
