@@ -4,7 +4,8 @@ Under NVIDIA's memory checker, whose own findings alone count:
 
     compute-sanitizer --tool memcheck --report-api-errors no --error-exitcode 77 --require-cuda-init=no \
         --show-backtrace device python -m pytest -m "gpu and not torch" \
-        -k "not destroyed_handle and not come_and_go and not only_blocks_may_be_used" --ignore tests/gpu/test_bench.py tests/gpu
+        -k "not destroyed_handle and not come_and_go and not only_blocks_may_be_used" \
+        --ignore tests/gpu/test_bench.py tests/gpu
 
 For backtraces of the host the checker keeps Python's frames, and so every array that they name stays alive.
 What is left out, `test_what_cuda_says_of_a_destroyed_handle`, makes CUDA's driver touch the handle of a destroyed
