@@ -10,6 +10,7 @@ import vpool
 from tests.helpers.debug import SOURCES, debug_pool, line_above, read, unraised, write
 from tests.helpers.pools import KIB, MIB, assert_whole, unchanged
 from vpool._storage.fake_cuda import FakeCudaDriver
+from vpool.debugging import Debugger
 
 WITH_MEMORY = ["host", "fake cuda"]
 FREED, UNSET = b"\xdd", b"\xcd"
@@ -347,3 +348,47 @@ def test_random_programs_are_served_as_without_debug_modes(source, seed):
         live.clear()
         pool.trim(keep=64 * MIB)
         assert_whole(pool)
+
+
+@pytest.mark.parametrize("debug", ["poison,quarantine", "guard,poison,quarantine"])
+def test_memory_stays_while_a_check_looks_at_it(monkeypatch, debug):
+    """Another thread may trim meanwhile, and the range would be gone under the eyes of the check."""
+    with debug_pool(debug, "host", vpool.Dynamic(initial=0)) as pool:
+        pool.deallocate(pool.allocate(4 * MIB))
+        held = pool.stats.reserved_bytes
+        looked, late = [], Debugger.written_late
+
+        def look_late(debugger, block):
+            looked.append(pool.stats.reserved_bytes)
+            if len(looked) == 1:
+                pool.trim()
+                assert quarantined(pool) == 0
+                looked.append(pool.stats.reserved_bytes)
+            return late(debugger, block)
+
+        monkeypatch.setattr(Debugger, "written_late", look_late)
+        pool.check()
+        assert looked == [held] * 3  # the second look is of who lets the block out of quarantine
+        assert pool.trim() == held
+        assert_whole(pool)
+
+
+def test_a_live_block_that_is_freed_while_a_check_looks_at_it(monkeypatch):
+    with debug_pool("guard", "host", vpool.Dynamic(initial=0)) as pool:
+        ptr = pool.allocate(4 * MIB)
+        looked, damage = [], Debugger._damage
+
+        def look(debugger, block, slot, named):
+            looked.append(pool.stats.allocated_bytes)
+            if len(looked) == 1:
+                pool.deallocate(ptr)
+                assert pool.trim() == 0
+            return damage(debugger, block, slot, named)
+
+        monkeypatch.setattr(Debugger, "_damage", look)
+        pool.check()
+        assert len(looked) == 2
+        with pytest.raises(vpool.DoubleFreeError):
+            pool.deallocate(ptr)
+        assert pool.trim() > 0
+        assert pool.stats.reserved_bytes == 0

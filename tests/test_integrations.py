@@ -62,7 +62,7 @@ def test_every_extra_that_is_named_exists():
     text = "".join(path.read_text() for folder, kind in NAMING for path in (ROOT / folder).rglob(kind))
     named = set(re.findall(r'\bvpool\[(\w+)\]|\brequired\("[\w.]+", "(\w+)"\)', text))
     listed = re.findall(r"^(``\w.*``) {2,}", (ROOT / "docs" / "quickstart.rst").read_text(), re.MULTILINE)
-    extras = set(project["optional-dependencies"]) - {"docs", "test"}
+    extras = set(project["optional-dependencies"])
     assert {first or second for first, second in named} <= extras
     assert set(re.findall(r"``(\w+)``", " ".join(listed))) == extras
 

@@ -36,8 +36,8 @@ class _Block:
     """A block that is live, or was."""
 
     __slots__ = (
-        "address", "base", "born", "freed_at", "freer", "guarded", "label", "nbytes", "poisoned", "range", "requested",
-        "site", "slot", "users",
+        "address", "base", "born", "freed_at", "freer", "guarded", "label", "left", "lookers", "nbytes", "poisoned",
+        "range", "requested", "site", "slot", "users",
     )  # fmt: skip
 
     def __init__(self, address, base, nbytes, requested, slot, site):
@@ -52,6 +52,8 @@ class _Block:
         self.born = time.monotonic()
         self.guarded = False
         self.users: tuple[int, ...] = ()  # slots of further streams
+        self.lookers = 0  # who look at its memory and do not own it
+        self.left = False  # freed meanwhile, by the last of them
         self.freer = None  # slot that it was freed on; None: its own
         self.freed_at = None
         self.poisoned = False
@@ -224,16 +226,19 @@ class Debugger(Ledger):
         """
         live, waiting = list(self.live.values()), list(self.waiting.values())
         for block in live:
-            looks = block.guarded and self._may_touch(block.slot, False)
-            error = self._damage(block, block.slot, False) if looks else None
-            # Unless it was freed meanwhile, and its memory is another's.
+            error = self.look_at(block, self._damage_of_live)
+            # Unless it was freed meanwhile: its owner is told then.
             if error is not None and self.live.get(block.address) is block:
                 return error
         for block in waiting:
-            error = self.written_late(block)
+            error = self.look_at(block, self.written_late)
             if error is not None and self.waiting.get(block.address) is block:
                 return error
         return None
+
+    def _damage_of_live(self, block):
+        looks = block.guarded and self._may_touch(block.slot, False)
+        return self._damage(block, block.slot, False) if looks else None
 
     def report(self, error):
         """Tell of what nobody can catch: the log, and ``sys.unraisablehook``, which writes to standard error."""

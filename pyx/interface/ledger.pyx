@@ -62,7 +62,7 @@ cdef class Ledger:
 
     A subclass has `leave`, which looks at a block that is being freed, `written_late`, which looks at one that
     leaves quarantine, and `report`.  A block is an object with `address`, `base`, `nbytes`, `requested`, `label`,
-    `range`, `freer`, `freed_at`, `poisoned` and `users`.
+    `range`, `freer`, `freed_at`, `poisoned`, `users`, `lookers` and `left`.
 
     Parameters
     ----------
@@ -179,7 +179,8 @@ cdef class Ledger:
                 self.report(wrong)
         finally:
             if block is not None:
-                self.access.put(block.base, None)
+                block.freer = None
+                self.put(block)
 
     def use(self, uint64_t address, int slot):
         """Note that a further stream uses a block."""
@@ -225,7 +226,30 @@ cdef class Ledger:
             try:
                 self.look_at_last(block)
             finally:
+                self.put(block)
+
+    def look_at(self, block, look):
+        """What `look(block)` says; None where the block is neither live nor waiting any more.
+
+        Its memory stays meanwhile: whoever frees it leaves that to the last one who looks at it.
+        """
+        if self.live.get(block.address) is not block and self.waiting.get(block.address) is not block:
+            return None
+        block.lookers += 1
+        try:
+            return look(block)
+        finally:
+            block.lookers -= 1
+            if block.left and block.lookers == 0:
+                block.left = False
                 self.access.put(block.base, block.freer)
+
+    cdef put(self, block):
+        """Give a block's memory back to the pool, or leave that to who looks at it just now."""
+        if block.lookers:
+            block.left = True
+        else:
+            self.access.put(block.base, block.freer)
 
     cdef look_at_last(self, block):
         try:
@@ -263,7 +287,7 @@ cdef class Ledger:
                 self.waiting_bytes += block.nbytes
                 self.waiting[block.address] = block
             else:
-                self.access.put(block.base, block.freer)
+                self.put(block)
         if waits:
             self.release(self.bound)
 

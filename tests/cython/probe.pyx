@@ -35,7 +35,7 @@ from vpool._management.hit cimport hit_put, hit_take
 from vpool._management.holes cimport holes_add_segment, holes_fill, holes_punch
 from vpool._management.mapped cimport Mapped, MappedHandle, Piece, mapped_at
 from vpool._management.moves cimport moves_punch, moves_put
-from vpool._management.window cimport Window, window_best, window_costs, window_link
+from vpool._management.window cimport BY_MEMORY, BY_TIME, Window, window_best, window_costs, window_link
 from vpool._management.index cimport index_find, index_insert, index_remove
 from vpool._management.record cimport record_delete, record_new
 from vpool._management.state cimport lock_all, slot_count, unlock_all
@@ -433,8 +433,8 @@ def best_window(pieces, uint64_t nbytes, uint64_t granularity, stale=None):
             at[granule] = <uint32_t> (i + 1)
     window_link(copies, <uint32_t> len(pieces))
     if stale is not None:
-        window_costs(&mapped, <uint32_t> len(pieces))
-    if not window_best(&mapped, <uint32_t> len(pieces), nbytes, stale is not None, &window):
+        window_costs(&mapped, <uint32_t> len(pieces), BY_TIME)
+    if not window_best(&mapped, <uint32_t> len(pieces), nbytes, BY_MEMORY if stale is None else BY_TIME, &window):
         return None
     return window.address, window.nbytes, window.block, window.holes
 
