@@ -173,6 +173,7 @@ setup(
         build_dir=str(GENERATED.relative_to(ROOT)),
         annotate=bool(os.environ.get("VPOOL_ANNOTATE")),
         compiler_directives=DIRECTIVES,
+        nthreads=os.cpu_count() or 1,
     ),
     options={"build_ext": {"parallel": os.cpu_count() or 1}},
 )
