@@ -4,6 +4,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import sys
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -165,15 +166,23 @@ def drop_removed():
             path.unlink()
 
 
-drop_removed()
-setup(
-    ext_modules=cythonize(
-        [extension(layer, name) for layer, names in MODULES.items() for name in names],
+def modules():
+    """What is built; translated only where something is: pip and build ask for other things first."""
+    found = [extension(layer, name) for layer, names in MODULES.items() for name in names]
+    if sys.argv[1:2] and sys.argv[1] in ("dist_info", "egg_info", "sdist"):
+        return found
+    return cythonize(
+        found,
         include_path=["."],
         build_dir=str(GENERATED.relative_to(ROOT)),
         annotate=bool(os.environ.get("VPOOL_ANNOTATE")),
         compiler_directives=DIRECTIVES,
         nthreads=os.cpu_count() or 1,
-    ),
+    )
+
+
+drop_removed()
+setup(
+    ext_modules=modules(),
     options={"build_ext": {"parallel": os.cpu_count() or 1}},
 )
