@@ -280,7 +280,7 @@ def checked_ordinal(device):
 def current_device():
     """Ordinal of the calling thread's current device; 0 without CUDA, and in a child that cannot use it."""
     if _cuda_driver is None and _cuda_missing is not None:
-        return 0  # as below, and ten times faster: each call of `vpool.allocate` asks
+        return 0  # as below, without an exception: each call of `vpool.allocate` asks
     try:
         return _load_cuda().current()
     except (SourceError, ForkedProcessError):
