@@ -102,6 +102,11 @@ COMPILE_ARGS = [
 ]
 
 
+# A build is for one major version of CUDA: that of the bindings that are there when it is built.
+CUDA_MAJOR = int(importlib.metadata.version("cuda-bindings").partition(".")[0])
+HEADERS = {12: "nvidia-cuda-runtime-cu12 nvidia-cuda-nvcc-cu12"}  # wheels
+
+
 def cuda_version(folder):
     """CUDA_VERSION of a folder of headers, such as 13000; 0 where a build could not use it."""
     if not (folder / "cuda_runtime_api.h").exists() or not (folder / "cuda.h").exists():
@@ -111,24 +116,27 @@ def cuda_version(folder):
 
 
 def cuda_include_dirs():
-    """The folder of CUDA's headers: of a toolkit or of NVIDIA's wheels, whichever is newer.
+    """The folders of CUDA's headers: of a toolkit or of NVIDIA's wheels, whichever is newer.
 
     They must declare all that cuda.bindings declares, so a toolkit that is older would not do.
     Nothing of them gets into the build, which runs with any driver that cuda.bindings runs with.
     """
-    major = int(importlib.metadata.version("cuda-bindings").partition(".")[0])
     toolkits = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     folders = [Path(root) / "include" for root in toolkits if root]
     wheels = importlib.util.find_spec("nvidia")
     for root in wheels.submodule_search_locations if wheels else ():
         folders += Path(root).glob("cu*/include")
-    usable = [folder for folder in folders if cuda_version(folder) // 1000 == major]
+    usable = [folder for folder in folders if cuda_version(folder) // 1000 == CUDA_MAJOR]
     if not usable:
         raise SystemExit(
-            f"vpool needs CUDA {major}'s headers to build: pip install nvidia-cuda-runtime nvidia-cuda-crt, "
+            f"vpool needs CUDA {CUDA_MAJOR}'s headers to build: "
+            f"pip install {HEADERS.get(CUDA_MAJOR, 'nvidia-cuda-runtime nvidia-cuda-crt')}, "
             f"or set CUDA_HOME to a toolkit"
         )
-    return [str(max(usable, key=cuda_version))]
+    found = max(usable, key=cuda_version)
+    # The wheels of CUDA 12 have those of the compiler, which the others include, in a folder of their own.
+    compiler = [] if (found / "crt").is_dir() else [folder for folder in folders if (folder / "crt").is_dir()]
+    return [str(folder) for folder in (found, *compiler)]
 
 
 def drop_stale(layer, name):
@@ -184,5 +192,6 @@ def modules():
 drop_removed()
 setup(
     ext_modules=modules(),
+    install_requires=["numpy>=1.26", f"cuda-python>={CUDA_MAJOR},<{CUDA_MAJOR + 1}"],
     options={"build_ext": {"parallel": os.cpu_count() or 1}},
 )

@@ -65,7 +65,7 @@ def _load_cuda(again=False):
             _cuda_missing = str(reason)
             if _OLD_DRIVER in _cuda_missing:
                 _cuda_missing += (
-                    f": the driver of this machine is older than CUDA {CUDA_MAJOR}, which vpool was built for"
+                    f": there is no NVIDIA driver, or it is older than CUDA {CUDA_MAJOR}, which vpool was built for"
                 )
     if _cuda_driver is None:
         raise SourceError(f"CUDA cannot be used here: {_cuda_missing}", "cudaErrorNoDevice")

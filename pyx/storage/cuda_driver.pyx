@@ -19,6 +19,9 @@ from vpool._storage.driver cimport (
 )
 from vpool._storage.host_driver cimport host_memory_info
 
+cdef extern from "cuda.h":
+    const int CUDA_VERSION
+
 ctypedef struct IpcBytes:         # as cudaIpcMemHandle_t
     char reserved[64]
 
@@ -44,6 +47,8 @@ ctypedef int (*stream_wait_t)(void* stream, void* event, unsigned int flags) noe
 ctypedef int (*stream_captures_t)(void* stream, int* state) noexcept nogil
 ctypedef int (*capture_info_t)(void* stream, int* state, unsigned long long* id, void** graph, void** dependencies,
                                void** edges, size_t* count) noexcept nogil
+ctypedef int (*capture_info_12_t)(void* stream, int* state, unsigned long long* id, void** graph, void** dependencies,
+                                  size_t* count) noexcept nogil
 ctypedef int (*user_object_t)(void** made, void* data, gone_t gone, unsigned int references,
                               unsigned int flags) noexcept nogil
 ctypedef int (*release_object_t)(void* object, unsigned int count) noexcept nogil
@@ -198,7 +203,11 @@ cdef int _stream_captures(void* context, uint64_t stream, int* state) noexcept n
 
 
 cdef int _capture_info(void* context, uint64_t stream, int* state, uint64_t* id, uint64_t* graph) noexcept nogil:
-    return _settled((<capture_info_t> cyruntime.cudaStreamGetCaptureInfo)(
+    cdef void* asked = <void*> cyruntime.cudaStreamGetCaptureInfo
+    if CUDA_VERSION < 13000:      # before CUDA 13 without edges
+        return _settled((<capture_info_12_t> asked)(
+            _stream(stream), state, <unsigned long long*> id, <void**> graph, NULL, NULL))
+    return _settled((<capture_info_t> asked)(
         _stream(stream), state, <unsigned long long*> id, <void**> graph, NULL, NULL, NULL))
 
 
