@@ -47,6 +47,14 @@ def test_samples(name, capsys):
     assert "utilization" in text
 
 
+def test_figures_are_for_people(capsys):
+    """Bytes have a unit beside them, and each part of a figure stands on a line of its own."""
+    text = inspect(capsys, SAMPLES / "torch_snapshot" / "torch_snapshot_mlp.pickle.gz")
+    lines = [" ".join(line.split()) for line in text.splitlines()]
+    assert "reserved_bytes 1,090,519,040 (1.02 GiB)" in lines
+    assert "actions: alloc 373" in lines
+
+
 class TestPools:
     """What pools have left behind."""
 

@@ -12,7 +12,7 @@ import pytest
 import vpool
 from tests.helpers.frameworks import fake_pool, without
 from tests.helpers.pools import GIB, run_cleanly
-from vpool.integrations import cuda_core, cupy, numba, rmm
+from vpool.integrations import cuda_core, cupy, numba, packages, rmm
 from vpool.integrations.packages import PoolOfDevice, as_error_of, required
 
 ROOT = Path(__file__).parent.parent
@@ -77,6 +77,21 @@ def test_a_pool_that_no_gpu_can_use(source):
             PoolOfDevice([pool])
     with pytest.raises(TypeError, match=r"vpool\.Pool, not str"):
         PoolOfDevice(["pool"])
+
+
+@pytest.mark.parametrize(
+    ("missing", "remedy"),
+    [("CUDA cannot be used here: another version", "CUDA cannot be used here: another"), (None, "choose a source")],
+)
+def test_a_default_pool_that_no_gpu_can_use(no_default_pools, monkeypatch, missing, remedy):
+    """A framework may know of a GPU where vpool cannot use CUDA, and has its default pool on ordinary memory."""
+    monkeypatch.setattr(packages, "cuda_missing", lambda: missing)
+    with vpool.Pool(source="host") as pool:
+        vpool.set_default_pool(pool)
+        for ask in (lambda: PoolOfDevice(())(0), rmm.resource):
+            with pytest.raises(ValueError, match=f"no GPU can use .*'host'>: {remedy}"):
+                ask()
+        assert pool.stats.allocations == 0
 
 
 def test_pools_by_device(no_default_pools):

@@ -1,6 +1,7 @@
 """The package as others get it: source distribution, wheel, and a compiled module on top of it."""
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -204,9 +205,10 @@ def test_the_rest_works_beside_another_cuda(other_major):
     lines = run_beside(other_major, program).splitlines()
     assert lines[0] == "host host"
     assert [line for line in lines if "built for CUDA" in line and line.startswith("CUDA ")]
+    assert f"python          {platform.python_version()}" in lines  # beside its name, however long another line is
 
 
-def test_a_driver_that_is_too_old_is_named(monkeypatch):
+def test_a_driver_that_is_too_old_or_missing_is_named(monkeypatch):
     def old_driver():
         raise RuntimeError("no CUDA device: cudaErrorInsufficientDriver")
 
@@ -214,7 +216,7 @@ def test_a_driver_that_is_too_old_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "vpool._storage.cuda_driver", module)
     monkeypatch.setattr(vpool.sources, "_cuda_driver", None)
     monkeypatch.setattr(vpool.sources, "_cuda_missing", None)
-    with pytest.raises(vpool.SourceError, match=f"older than CUDA {CUDA_MAJOR}, which vpool was built for"):
+    with pytest.raises(vpool.SourceError, match=f"no driver, or one older than CUDA {CUDA_MAJOR}, which"):
         vpool.sources.Cuda()
 
 

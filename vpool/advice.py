@@ -80,10 +80,10 @@ def _of_fragmentation(report):
     if held > report.reserved_bytes // 8:
         blocks = sum(row["live_blocks"] for row in pinned)
         live = sum(row["live_bytes"] for row in pinned)
-        are = "is" if len(pinned) == 1 else "are"
+        are, hold = ("is", "holds") if len(pinned) == 1 else ("are", "hold")
         yield (
             f"{plural(len(pinned), 'segment')} {are} kept for {plural(blocks, 'block')} of {format_bytes(live)}, and "
-            f"hold {format_bytes(held)}: allocate what lives long first, or free it and call trim()."
+            f"{hold} {format_bytes(held)}: allocate what lives long first, or free it and call trim()."
         )
 
 
@@ -115,7 +115,7 @@ def _of_rounding(report):
     equal_blocks = report.core is not None and len(report.core["block_sizes"]) > 0
     if not equal_blocks and not report.guarded and report.internal_fragmentation > 0.25:
         yield (
-            f"Rounding to 256 bytes wastes {report.internal_fragmentation:.0%} of what is allocated: "
+            f"Rounding wastes {report.internal_fragmentation:.0%} of what is allocated: "
             f"{plural(report.live_blocks, 'block')} of "
             f"{format_bytes(report.allocated_bytes // report.live_blocks)} on average; "
             f"larger allocations that you cut yourself would waste less."

@@ -28,6 +28,7 @@ __all__ = [
     "SimulatedVmm",
     "Source",
     "checked_ordinal",
+    "cuda_missing",
     "current_device",
     "host_beside",
     "resolve",
@@ -40,7 +41,7 @@ _FORKED = (
     ' "spawn" or "forkserver", or use CUDA only after the fork'
 )
 _NOT_AFTER_FORK = "cudaErrorInitializationError"  # what CUDA says in a child if somebody used it in the parent
-_OLD_DRIVER = "cudaErrorInsufficientDriver"
+_OLD_DRIVER = "cudaErrorInsufficientDriver"  # also where there is no driver at all
 
 _cuda_driver = None
 _other_drivers: dict[tuple, Driver] = {}  # of pinned, managed and the driver's own memory
@@ -65,13 +66,22 @@ def _load_cuda(again=False):
             _cuda_missing = str(reason)
             if _OLD_DRIVER in _cuda_missing:
                 _cuda_missing += (
-                    f": there is no NVIDIA driver, or it is older than CUDA {CUDA_MAJOR}, which vpool was built for"
+                    f": this machine has no driver, or one older than CUDA {CUDA_MAJOR}, which vpool was built for"
                 )
     if _cuda_driver is None:
         raise SourceError(f"CUDA cannot be used here: {_cuda_missing}", "cudaErrorNoDevice")
     if _cuda_driver.forked:
         raise ForkedProcessError(_FORKED)
     return _cuda_driver
+
+
+def cuda_missing():
+    """Why CUDA cannot be used in this process, as one sentence; None where it can."""
+    try:
+        _load_cuda()
+    except SourceError as error:
+        return str(error)
+    return None
 
 
 def _check_major():

@@ -3,7 +3,7 @@
 import textwrap
 import unicodedata
 
-__all__ = ["columns", "cut", "padded", "printable", "shortened", "table", "wrapped"]
+__all__ = ["columns", "cut", "listing", "padded", "printable", "shortened", "table", "wrapped"]
 
 
 def columns(text):
@@ -64,3 +64,10 @@ def table(header, rows):
         rest = [padded(cell, width, right=True) for cell, width in zip(others, widths[1:], strict=True)]
         lines.append("  ".join([padded(first, widths[0]), *rest]).rstrip())
     return "\n".join(lines)
+
+
+def listing(rows):
+    """Text of names and what they mean, both to the left: what is long pushes nothing away."""
+    cells = [(printable(name), printable(text)) for name, text in rows]
+    width = max(columns(name) for name, _ in cells)
+    return "\n".join(f"{padded(name, width)}  {text}" for name, text in cells)

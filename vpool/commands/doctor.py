@@ -4,9 +4,9 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 
 from vpool import sources
-from vpool.commands.console import table
 from vpool.errors import SourceError
 from vpool.sizes import format_bytes
+from vpool.tables import listing
 from vpool.version import __version__
 
 HELP = "Tell what this machine offers: CUDA, devices, memory, frameworks, and the default source."
@@ -29,7 +29,7 @@ def run(args):
         "default_source": sources.resolve().name,
     }
     if not args.json:
-        print(table(("", ""), _lines(found)).lstrip("\n"))
+        print(listing(_lines(found)))
     return found
 
 

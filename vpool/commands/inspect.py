@@ -74,8 +74,12 @@ def _head(path, found, recorded):
     names = ("events", "allocations", "live_at_end", "failures")
     rows = [(name.replace("_", " "), f"{found[name]:,}") for name in names]
     for name in ("peak_live_bytes", "live_bytes_at_end"):
-        rows.append((name.replace("_", " "), f"{found[name]:,} ({format_bytes(found[name])})"))
-    rows += [(name, _figure(value)) for name, value in found["figures"].items()]
+        rows.append((name.replace("_", " "), _bytes(found[name])))
+    for name, value in found["figures"].items():
+        if isinstance(value, dict):
+            rows += [(f"{name}: {part}", _figure(number)) for part, number in value.items()]
+        else:
+            rows.append((name, _bytes(value) if name.endswith("_bytes") else _figure(value)))
     how = "as it was recorded" if recorded else "in a pool of the default strategy, without bounds"
     return "\n".join(
         [
@@ -89,10 +93,12 @@ def _head(path, found, recorded):
     )
 
 
+def _bytes(number):
+    return f"{number:,} ({format_bytes(number)})"
+
+
 def _figure(value):
     """A figure of a reader as text."""
-    if isinstance(value, dict):
-        return ", ".join(f"{name}: {_figure(part)}" for name, part in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(_figure, value))
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

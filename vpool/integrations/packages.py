@@ -8,6 +8,7 @@ from vpool._interface.pool import Pool
 from vpool.defaults import default_pool
 from vpool.errors import OutOfMemoryError
 from vpool.integrations.caches import ask_before_failing
+from vpool.sources import cuda_missing
 
 __all__ = ["PoolOfDevice", "as_error_of", "of_a_gpu", "required"]
 
@@ -31,21 +32,25 @@ def required(module: str, extra: str) -> Any:
         ) from None
 
 
-def of_a_gpu(pool):
-    """A pool whose memory a framework's kernels can use.
+def of_a_gpu(pool=None, device=None):
+    """A pool whose memory a framework's kernels can use: `pool`, or else the default pool of a device.
 
     Raises
     ------
     TypeError
         For what is no pool.
     ValueError
-        For a pool of ordinary or simulated memory, which would end the first kernel with an illegal access.
+        For a pool of ordinary or simulated memory, which would end the first kernel with an illegal access.  A default
+        pool is one where vpool cannot use CUDA, even if the framework can, and where its policy says so.
     """
+    if pool is None:
+        pool = default_pool(device)
     if not isinstance(pool, Pool):
         raise TypeError(f"pool must be a vpool.Pool, not {type(pool).__name__}")
     source = pool.source
     if not source.has_memory or source.name == "host":
-        raise ValueError(f'no GPU can use the memory of {pool!r}: choose a source of CUDA, such as "cuda"')
+        remedy = cuda_missing() or 'choose a source of CUDA, such as "cuda"'
+        raise ValueError(f"no GPU can use the memory of {pool!r}: {remedy}")
     return pool
 
 
@@ -80,7 +85,7 @@ class PoolOfDevice:
         if pool is None:
             pool = default_pool(device)
             if pool is not self._known:
-                ask_before_failing(pool)
+                ask_before_failing(of_a_gpu(pool))
                 self._known = pool
         return pool
 

@@ -15,7 +15,6 @@ and the other way round, a pool whose segments RMM gives:
 from vpool._interface.tags import default_tag
 from vpool._storage.source import Source
 from vpool._storage.upstream_driver import UpstreamDriver
-from vpool.defaults import default_pool
 from vpool.integrations.caches import ask_before_failing
 from vpool.integrations.packages import of_a_gpu, required
 from vpool.sources import Cuda, current_device
@@ -44,7 +43,7 @@ def resource(pool=None):
     TypeError, ValueError
         For what is no pool of a GPU's memory.
     """
-    pool = default_pool() if pool is None else of_a_gpu(pool)
+    pool = of_a_gpu(pool)
     ask_before_failing(pool)
 
     def allocate(nbytes, stream):
@@ -78,7 +77,7 @@ def install(pool=None):
         made while their device is the current one.
     """
     mr = required("rmm.mr", "rmm")
-    pool = default_pool() if pool is None else of_a_gpu(pool)
+    pool = of_a_gpu(pool)
     if pool.device != current_device():
         raise ValueError(f"{pool!r} is of device {pool.device}, and the current one is {current_device()}")
     mr.set_current_device_resource(resource(pool))

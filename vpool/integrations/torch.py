@@ -65,7 +65,7 @@ def mem_pool(pool=None, **options):
     torch = _with_cuda()
     if _installed:
         raise RuntimeError("PyTorch allocates from vpool already, and that way knows no memory pools of its own")
-    pool = default_pool(torch.cuda.current_device()) if pool is None else of_a_gpu(pool)
+    pool = of_a_gpu(pool, torch.cuda.current_device())
     lend, take, _ = bind(pool, TAG)
     ask_before_failing(pool)
     with torch.cuda.device(pool.device):
