@@ -11,7 +11,9 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 ROOT = Path(__file__).resolve().parent
-GENERATED = ROOT / "build" / "cython"
+# For `make coverage`: counters in the compiled modules, named by the lines of the .pyx and .pxd files.
+COVERAGE = bool(os.environ.get("VPOOL_COVERAGE"))
+GENERATED = ROOT / "build" / ("coverage/cython" if COVERAGE else "cython")
 
 # By hand, bottom layer first: a glob that finds nothing would build an empty wheel without an error.
 MODULES = {
@@ -90,15 +92,16 @@ DIRECTIVES = {
     "freethreading_compatible": True,
 }
 SANITIZE = [f"-fsanitize={os.environ['VPOOL_SANITIZE']}"] if os.environ.get("VPOOL_SANITIZE") else []
+INSTRUMENT = ["--coverage"] if COVERAGE else SANITIZE
 # -fno-strict-aliasing: Cython's own choice for extension types.  -finline-limit: the hit path is many small
 # functions, and calls between them would double its time.  No -march: a wheel runs anywhere.
 COMPILE_ARGS = [
-    "-O1" if SANITIZE else "-O3",
+    "-O0" if COVERAGE else "-O1" if SANITIZE else "-O3",
     "-DCYTHON_INLINE=inline __attribute__((always_inline))",
     "-fno-strict-aliasing",
     "-Wall",
     "-Wno-unused-function",
-    *SANITIZE,
+    *INSTRUMENT,
 ]
 
 
@@ -159,7 +162,7 @@ def extension(layer, name):
         language="c++" if cuda or name in WITH_EXCEPTIONS else "c",
         include_dirs=cuda_include_dirs() if cuda else [],
         extra_compile_args=COMPILE_ARGS,
-        extra_link_args=SANITIZE,
+        extra_link_args=INSTRUMENT,
     )
 
 
@@ -183,6 +186,7 @@ def modules():
         found,
         include_path=["."],
         build_dir=str(GENERATED.relative_to(ROOT)),
+        emit_linenums=COVERAGE,
         annotate=bool(os.environ.get("VPOOL_ANNOTATE")),
         compiler_directives=DIRECTIVES,
         nthreads=os.cpu_count() or 1,

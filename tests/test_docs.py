@@ -5,6 +5,7 @@ import doctest
 import importlib
 import importlib.util
 import json
+import operator
 import pkgutil
 import re
 import subprocess
@@ -142,6 +143,29 @@ def test_readme_names_pages_that_exist():
     assert len(named) > 15
     for page in named:
         assert (DOCS / f"{page}.rst").exists(), page
+
+
+@pytest.mark.parametrize(
+    ("page", "modules"),
+    [
+        ("from_torch", ["torch.cuda.memory"]),
+        ("rmm", ["rmm", "rmm.mr", "rmm.mr.experimental", "rmm.statistics", "rmm.DeviceBuffer"]),
+        ("cupy", ["cupy.cuda.memory", "cupy.cuda.pinned_memory", "cupy.cuda.memory_hooks", "cupy.cuda.MemoryPool"]),
+    ],
+)
+def test_who_comes_from_another_pool_finds_every_name(page, modules):
+    """Of the release that is installed: public names of modules, and methods of classes."""
+    text = (DOCS / "frameworks" / f"{page}.rst").read_text()
+    package = pytest.importorskip(modules[0].partition(".")[0])
+    for name in modules:
+        module = pytest.importorskip(name) if name.rpartition(".")[2].islower() else None
+        if module is None:
+            names = dir(operator.attrgetter(name.partition(".")[2])(package))
+        else:
+            own = [key for key, value in vars(module).items() if str(getattr(value, "__module__", "")).startswith(name)]
+            names = getattr(module, "__all__", own)
+        missing = [key for key in names if re.match(r"[a-zA-Z]\w", key) and not re.search(rf"\b{key}\b", text)]
+        assert missing == [], name
 
 
 def test_versions_agree():
