@@ -293,6 +293,26 @@ class TestADriverThatFails:
             assert fails == {"read_on": 2, "fill_on": 1}[call]
             assert pool.stats.requested_bytes == 0
 
+    @pytest.mark.parametrize("call", ["get_device", "set_device"])
+    def test_a_block_that_stays_live_with_poison_on_its_guards_is_not_taken_for_damaged(self, call, status):
+        """What is called behind the fill may fail as well."""
+        machine = FakeCudaDriver(64 * MIB, devices=2)
+        source = vpool.sources.Source(machine, "cuda", 1)
+        with vpool.Pool(source=source, debug="guard,poison") as pool:
+            ptr = pool.allocate(1000)
+            for position in itertools.count():
+                machine.fail(call, status, after=position)
+                try:
+                    pool.deallocate(ptr)
+                    break
+                except vpool.SourceError:
+                    machine.fail(call, times=0)
+                    machine.current_device = 0
+                    pool.check()
+            machine.fail(call, times=0)
+            assert position > 2
+            assert pool.stats.requested_bytes == 0
+
     def test_a_dropped_buffer_is_freed_unseen(self, pool, status):
         buffer = pool.empty(1000)
         pool.source.driver.fail("read_on", status)

@@ -392,3 +392,80 @@ def test_a_live_block_that_is_freed_while_a_check_looks_at_it(monkeypatch):
             pool.deallocate(ptr)
         assert pool.trim() > 0
         assert pool.stats.reserved_bytes == 0
+
+
+def look_in_between(monkeypatch, name):
+    """Have a look of the debugger's wait in the middle; two events: it is there, and it may go on."""
+    there, go_on = threading.Event(), threading.Event()
+    look = getattr(Debugger, name)
+
+    def look_slowly(debugger, block, *arguments):
+        if threading.current_thread() is not threading.main_thread():
+            there.set()
+            assert go_on.wait(30)
+        return look(debugger, block, *arguments)
+
+    monkeypatch.setattr(Debugger, name, look_slowly)
+    return there, go_on
+
+
+def test_a_block_that_its_caller_never_got_stays_while_a_check_looks_at_it(monkeypatch):
+    there, go_on = look_in_between(monkeypatch, "_damage")
+    enter = Debugger.enter
+
+    def enter_and_fail(debugger, block):
+        enter(debugger, block)
+        looker.start()
+        assert there.wait(30)
+        raise KeyboardInterrupt
+
+    with debug_pool("guard", "host", vpool.Dynamic(initial=0)) as pool:
+        looker = threading.Thread(target=pool.check)
+        monkeypatch.setattr(Debugger, "enter", enter_and_fail)
+        with pytest.raises(KeyboardInterrupt):
+            pool.allocate(4 * MIB)
+        pool.trim()
+        held = pool.stats.reserved_bytes
+        go_on.set()
+        looker.join()
+        assert held > 4 * MIB
+        pool.trim()
+        stats = pool.stats
+        assert (stats.reserved_bytes, stats.allocated_bytes, stats.allocations, stats.frees) == (0, 0, 0, 0)
+
+
+def test_a_pool_that_is_closed_while_a_check_looks_gives_all_back_once_it_has(monkeypatch):
+    there, go_on = look_in_between(monkeypatch, "written_late")
+    pool = debug_pool("poison,quarantine", "host", vpool.Dynamic(initial=0))
+    pool.deallocate(pool.allocate(4 * MIB))
+    looker = threading.Thread(target=pool.check)
+    looker.start()
+    assert there.wait(30)
+    pool.close()
+    assert pool.stats.reserved_bytes > 0
+    go_on.set()
+    looker.join()
+    assert pool.stats.reserved_bytes == 0
+
+
+@pytest.mark.parametrize("end", ["close", "trim"])
+def test_quarantine_that_an_interrupt_has_kept_in_a_closed_pool(monkeypatch, end):
+    """`close` lets all go in spite of one; of a second one, the next call that gives memory back."""
+    pool = debug_pool("poison,quarantine", "host", vpool.Dynamic(initial=0))
+    for _ in range(5):
+        pool.deallocate(pool.allocate(MIB // 2))
+    late, interrupts = Debugger.written_late, [KeyboardInterrupt] * (1 if end == "close" else 2)
+
+    def look(debugger, block):
+        if interrupts:
+            raise interrupts.pop()
+        return late(debugger, block)
+
+    monkeypatch.setattr(Debugger, "written_late", look)
+    with pytest.raises(KeyboardInterrupt):
+        pool.close()
+    assert pool.closed
+    if end == "trim":
+        assert quarantined(pool) > 0
+        pool.trim()
+    assert (quarantined(pool), pool.stats.reserved_bytes) == (0, 0)

@@ -14,8 +14,8 @@ import pytest
 
 import vpool
 from tests.helpers.pools import KIB, MIB, run_cleanly
-from tests.helpers.rig import Fake, Mapped, Rig, Simulated, Stopped, sample
-from tests.helpers.scenarios import move, open_exported, resize, suspend, watch
+from tests.helpers.rig import Fake, Mapped, Rig, Simulated, Stopped, Watched, sample
+from tests.helpers.scenarios import coalesce, move, move_blocks, open_exported, resize, suspend, watch
 from vpool._storage.driver import CALL_NAMES
 
 OUT_OF_MEMORY = 2
@@ -275,22 +275,6 @@ def per_thread_stream(rig):
         rig.free(pool, rig.allocate(pool, 2 * MIB, second))
 
 
-def coalesce(rig):
-    """Loans and pending blocks go home."""
-    pool = rig.pool(vpool.Dynamic(initial="8MiB", limit="8MiB"))
-    one, other = rig.stream(), rig.stream()
-    rig.free(pool, rig.allocate(pool, 8 * MIB))
-    rig.driver.complete()
-    lent = [rig.allocate(pool, MIB, stream) for stream in (one, other)]
-    rig.record_stream(pool, lent[0], other)
-    for ptr in lent:
-        rig.free(pool, ptr)
-        rig.do(pool.coalesce)
-    rig.driver.complete()
-    rig.do(pool.coalesce)
-    rig.free(pool, rig.allocate(pool, 8 * MIB))
-
-
 def maintain(rig):
     """A hybrid pool past its watermark takes memory ahead."""
     pool = rig.pool(vpool.Hybrid("2MiB", "64KiB", watermark=0.5, dynamic=vpool.Dynamic(initial="1MiB", limit="20MiB")))
@@ -407,34 +391,35 @@ SCENARIOS = {
     hit: (Fake, Simulated),
     grow: (Fake, Simulated, Mapped),
     grow_from_a_base_that_does_not_suit: (functools.partial(Simulated, base_offset=100),),
-    run_out: (Fake, Simulated, Mapped),
+    run_out: (Fake, Simulated, Mapped, Watched),
     move: (Mapped,),
     crowded_device: (functools.partial(Fake, 40 * MIB), functools.partial(Simulated, 40 * MIB)),
-    trim: (Fake, Simulated, Mapped),
-    close_with_live_blocks: (Fake, Simulated, Mapped),
-    drop_buffers: (Fake, Simulated),
-    steal: (Fake, Simulated, Mapped),
-    free_elsewhere: (Fake, Simulated),
-    record_and_free: (Fake, Simulated),
+    trim: (Fake, Simulated, Mapped, Watched),
+    close_with_live_blocks: (Fake, Simulated, Mapped, Watched),
+    drop_buffers: (Fake, Simulated, Watched),
+    steal: (Fake, Simulated, Mapped, Watched),
+    free_elsewhere: (Fake, Simulated, Watched),
+    record_and_free: (Fake, Simulated, Watched),
     wait_for_pending: (Fake, Simulated, Mapped),
     raise_rather_than_wait: (Fake, Simulated, Mapped),
-    streams_die: (Fake, Simulated),
+    streams_die: (Fake, Simulated, Watched),
     handles_come_back: (Fake, Simulated),
-    forget_streams: (Fake, Simulated),
+    forget_streams: (Fake, Simulated, Watched),
     many_streams: (Fake, Simulated),
     per_thread_stream: (Fake, Simulated),
     coalesce: (Fake, Simulated),
-    maintain: (Fake, Simulated),
-    cross_in_a_fixed_core: (Fake, Simulated),
-    adapt: (Fake, Simulated),
-    two_devices: (Fake,),
+    maintain: (Fake, Simulated, Watched),
+    cross_in_a_fixed_core: (Fake, Simulated, Watched),
+    adapt: (Fake, Simulated, Watched),
+    two_devices: (Fake, Watched),
     look: (Fake, Simulated),
-    capture: (Fake, Simulated, Mapped),
+    capture: (Fake, Simulated, Mapped, Watched),
     export: (Fake,),
     suspend: (Mapped,),
-    resize: (Fake, Mapped),
+    resize: (Fake, Mapped, Watched),
+    move_blocks: (Fake, Simulated),
     replay: (Fake, Simulated),
-    watch: (Fake,),
+    watch: (Fake, Watched),
     open_exported: (Fake,),
 }
 CASES = [

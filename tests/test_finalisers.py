@@ -8,8 +8,10 @@ import pytest
 
 import vpool
 from tests.helpers.debug import debug_pool
-from tests.helpers.pools import MIB
+from tests.helpers.pools import MIB, run_cleanly, simulated_pool
+from vpool import defaults
 from vpool._interface import tags
+from vpool.sites import Sites
 
 PACKAGE = os.path.dirname(vpool.__file__)
 
@@ -165,3 +167,88 @@ def test_a_signal_at_any_moment_loses_nothing(step, debug, monkeypatch):
             assert (stats.allocated_bytes, stats.pending_bytes, stats.allocations) == (0, 0, stats.frees)
             assert (profiler.open, profiler.value) == (set(), 0)
         after += 1 + after // 40  # every step of the short ones
+
+
+FIRST_TAG = """
+from vpool._interface import tags
+names, asked = ["inner"], []
+def finaliser():
+    if names:
+        asked.append(tags.number_of(names.pop()))
+tags.first_use.append(finaliser)
+numbers = [tags.number_of("outer"), tags.number_of("inner")]
+assert asked == numbers[1:]
+assert [tags.name_of(number) for number in numbers] == ["outer", "inner"], numbers
+"""
+
+
+def test_a_finaliser_may_use_a_tag_while_the_first_one_gets_its_number():
+    run_cleanly(FIRST_TAG)
+
+
+def test_a_signal_handler_may_meet_a_site_while_another_gets_its_number():
+    after, numbers = 0, {}
+    while len(numbers) != 1:
+        sites, numbers, steps = Sites(), {}, 0
+
+        def meet(name, sites=sites, numbers=numbers):
+            scope = {"number": sites.number}
+            exec(compile("found = number()", name, "exec"), scope)
+            numbers[name] = scope["found"]
+
+        def step(frame, event, argument, after=after, meet=meet):
+            nonlocal steps
+            frame.f_trace_opcodes = True
+            if event == "opcode" and frame.f_code is Sites.number.__code__:
+                steps += 1
+                if steps == after + 1:
+                    sys.settrace(None)
+                    meet("handler.py")
+            return step
+
+        sys.settrace(step)
+        try:
+            meet("program.py")
+        finally:
+            sys.settrace(None)
+        assert {name: sites.texts[number].split(":")[0] for name, number in numbers.items()} == {
+            name: name for name in numbers
+        }
+        after += 1
+    assert after > 10
+
+
+def test_a_default_pool_is_seen_by_others_once_whoever_watches_has_it(monkeypatch):
+    monkeypatch.setattr(defaults, "_defaults", {})
+    monkeypatch.setattr(defaults, "when_made", [lambda pool: known.append(dict(defaults._defaults))])
+    known = []
+    with vpool.default_pool(0):
+        assert known == [{}]
+
+
+def measured():
+    with simulated_pool() as pool, pool.measure():
+        pool.reset_peaks()
+
+
+LOCKED = {
+    "measure": (measured, None),
+    "default pool": (lambda: vpool.default_pool(0).close(), lambda: defaults._making.here),
+}
+
+
+@pytest.mark.parametrize(("call", "lock"), LOCKED.values(), ids=LOCKED)
+def test_a_signal_at_any_moment_leaves_no_lock_taken(call, lock, monkeypatch):
+    monkeypatch.setattr(defaults, "_defaults", {})
+    made, make = [], threading.RLock
+    monkeypatch.setattr(threading, "RLock", lambda: made.append(make()) or made[-1])
+    after, interrupt = 0, None
+    while interrupt is None or interrupt.steps > interrupt.after:
+        made.clear()
+        interrupt = Interrupted(after)
+        with interrupt:
+            call()
+        locks = made if lock is None else [lock()]
+        assert not any(one._is_owned() for one in locks), after
+        after += 1 + after // 20
+    call()

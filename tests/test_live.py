@@ -142,6 +142,19 @@ class TestServe:
         with vpool.serve() as again:
             assert again is not server
 
+    def test_after_an_interrupted_close_another_one_serves(self, monkeypatch):
+        def interrupted(thread):
+            raise KeyboardInterrupt
+
+        server = vpool.serve()
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "join", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                server.close()
+        with vpool.serve() as again:
+            assert server.closed
+            assert again.path.is_socket()
+
     def test_what_is_told(self):
         with simulated_pool(name="told") as pool, vpool.serve():
             buffer = pool.empty(12345)

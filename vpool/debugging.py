@@ -36,8 +36,8 @@ class _Block:
     """A block that is live, or was."""
 
     __slots__ = (
-        "address", "base", "born", "freed_at", "freer", "guarded", "label", "left", "lookers", "nbytes", "poisoned",
-        "range", "requested", "site", "slot", "users",
+        "address", "base", "born", "freed_at", "freer", "guarded", "label", "left", "lent", "lookers", "nbytes",
+        "poisoned", "range", "requested", "site", "slot", "users",
     )  # fmt: skip
 
     def __init__(self, address, base, nbytes, requested, slot, site):
@@ -54,6 +54,7 @@ class _Block:
         self.users: tuple[int, ...] = ()  # slots of further streams
         self.lookers = 0  # who look at its memory and do not own it
         self.left = False  # freed meanwhile, by the last of them
+        self.lent = True  # to a caller; not where that failed before it had the address
         self.freer = None  # slot that it was freed on; None: its own
         self.freed_at = None
         self.poisoned = False

@@ -51,10 +51,10 @@ def default_pool(device=None):
                 made = _made_default(ordinal)
                 pool = _defaults.get(ordinal)
                 if pool is None or pool.closed:
+                    for call in when_made:
+                        call(made)
                     _put_default(ordinal, made)
                     pool = made
-                    for call in when_made:
-                        call(pool)
     return pool
 
 

@@ -66,6 +66,7 @@ class Server:
     def __init__(self):
         self.path = _own_folder() / f"{os.getpid()}.sock"
         self._process = os.getpid()
+        self.ends = False  # `close` was called, and perhaps interrupted
         self.path.unlink(missing_ok=True)  # of a process that had this number before
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -94,6 +95,7 @@ class Server:
 
     def close(self):
         """Serve no more, and remove the socket.  May be called again."""
+        self.ends = True
         if self.closed:
             return
         if os.getpid() == self._process:
@@ -177,6 +179,8 @@ def serve():
     """
     current = _current.here
     with current.changing:
+        if current.server is not None and current.server.ends:
+            current.server.close()
         if current.server is None or current.server.closed:
             current.server = Server()
             # Not one that was inherited: each process closes its own.

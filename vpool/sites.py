@@ -3,7 +3,6 @@
 import itertools
 import os
 import sys
-import threading
 from types import FrameType
 
 __all__ = ["NOT_SAMPLED", "NO_PYTHON", "TOO_MANY", "Sites"]
@@ -30,22 +29,17 @@ class Sites:
     A site costs about a microsecond, and no more where the stack is deep: only the frames that it names are
     looked at, and vpool's own before them.
 
-    Thread safety: `here` and `number` may be called from any thread.
-
-    Attributes
-    ----------
-    texts : list of str
-        The sites that have a number, by it; 0 is none.
+    Thread safety: `here` and `number` may be called from any thread, and in the middle of another call.
     """
 
     def __init__(self, every=1, depth=1):
-        self._numbering = threading.RLock()
         self.every = every
         self.depth = depth
         self._counter = itertools.count()
         self._names: dict[tuple, str] = {}
+        # No lock: the first to enter a site gives it its number; one that another was faster with stays unused.
         self._numbers: dict[str, int] = {}
-        self.texts = [""]
+        self._next = itertools.count(1)
 
     def sampled(self):
         """Whether this allocation is one to look at."""
@@ -57,14 +51,16 @@ class Sites:
             return 0
         site = self.here()
         number = self._numbers.get(site)
-        if number is None:
-            with self._numbering:
-                number = self._numbers.get(site)
-                if number is None:
-                    number = len(self.texts)
-                    self.texts.append(site)
-                    self._numbers[site] = number
-        return number
+        return self._numbers.setdefault(site, next(self._next)) if number is None else number
+
+    @property
+    def texts(self):
+        """The sites that have a number, by it; empty for 0 and for numbers that no site has."""
+        numbers = self._numbers.copy()
+        texts = [""] * (1 + max(numbers.values(), default=0))
+        for site, number in numbers.items():
+            texts[number] = site
+        return texts
 
     def here(self):
         """The line that has called vpool, such as ``train.py:12 in step``; behind ``<`` those that called it."""

@@ -112,6 +112,11 @@ cdef class Access:
             found = self.areas.take_back(address, freer)
         return found
 
+    def withdraw(self, uint64_t address):
+        """Take a block back that nobody got, and that was not noted as lent."""
+        with nogil:
+            self.areas.put(address, 0)
+
     def tell_of_heaps(self, Heaps heaps not None):
         """Have tools see each segment as a heap, and each block as a region of one, from the first on."""
         self.heaps = heaps

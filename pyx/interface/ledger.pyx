@@ -62,7 +62,7 @@ cdef class Ledger:
 
     A subclass has `leave`, which looks at a block that is being freed, `written_late`, which looks at one that
     leaves quarantine, and `report`.  A block is an object with `address`, `base`, `nbytes`, `requested`, `label`,
-    `range`, `freer`, `freed_at`, `poisoned`, `users`, `lookers` and `left`.
+    `range`, `freer`, `freed_at`, `guarded`, `poisoned`, `users`, `lookers`, `left` and `lent`.
 
     Parameters
     ----------
@@ -146,6 +146,7 @@ cdef class Ledger:
                 return damage
             # The last that can fail, and not in `leave`: a block that is live again has what it had.
             if self.poison is not None and last is not None:
+                block.guarded = False             # where this fails, it may have been written all the same
                 self.access.fill(last, slot is not None, block.base, self.poison, block.nbytes)
                 block.poisoned = True
         except BaseException:
@@ -199,13 +200,18 @@ cdef class Ledger:
             raise NotLive(address)
         return block.base
 
-    def forget(self, uint64_t address):
-        """Watch a block no more that its caller never got; the pool takes it back and has counted both."""
+    def forget(self, uint64_t address, uint64_t base):
+        """Take a block back that its caller never got, watched or not yet."""
         block = self.live.pop(address, None)
-        self.never_lent += 1
-        if block is not None:
+        if block is None:
+            self.withdraw(base)
+            return
+        block.lent = False
+        try:
             self.end(block)
             self.access.uncover(block)
+        finally:
+            self.put(block)
 
     def is_live(self, uint64_t address):
         """Whether a block is with its caller."""
@@ -242,14 +248,21 @@ cdef class Ledger:
             block.lookers -= 1
             if block.left and block.lookers == 0:
                 block.left = False
-                self.access.put(block.base, block.freer)
+                self.put(block)
 
     cdef put(self, block):
         """Give a block's memory back to the pool, or leave that to who looks at it just now."""
         if block.lookers:
             block.left = True
-        else:
+        elif block.lent:
             self.access.put(block.base, block.freer)
+        else:
+            self.withdraw(block.base)
+
+    cdef withdraw(self, uint64_t base):
+        """Give memory back that nobody got; the pool counts it as lent and freed."""
+        self.access.withdraw(base)
+        self.never_lent += 1
 
     cdef look_at_last(self, block):
         try:

@@ -186,9 +186,7 @@ cdef class Lender:
             self.debugger.lent(request.address, front, request.arena.blocks[request.block_id].nbytes,
                                request.requested, request.arena.slot)
         except BaseException:
-            self.debugger.forget(request.address + front)
-            with nogil:
-                self.areas.put(request.address, 0)
+            self.debugger.forget(request.address + front, request.address)
             raise
         return 0
 
@@ -358,8 +356,8 @@ cdef class Lender:
         """Give what is idle back to the source, but for `keep` bytes; the exception for what it refused, or None."""
         cdef int status = STATUS_OK
         self.streams.settle()
-        if self.debugger is not None and not self.closed:
-            self.debugger.release_all()           # one that is closed keeps none
+        if self.debugger is not None:
+            self.debugger.release_all()
         with nogil:
             if atomic_read(self.core.state.reserved) or atomic_read(self.areas.fixed_state.reserved):
                 status = self.areas.drain()
@@ -378,7 +376,7 @@ cdef class Lender:
         cdef uint64_t reserved, floor, more
         cdef int status = STATUS_OK
         self.streams.settle()
-        if self.debugger is not None and not self.closed:
+        if self.debugger is not None:
             self.debugger.release_all()
         with nogil:
             self.core.prove_idle()

@@ -557,6 +557,10 @@ cdef class Pool(Mover):
         ------
         SourceError
             Where the source refuses to take memory; it stays with the pool.
+
+        Notes
+        -----
+        A signal's exception can come out of it before all is given back: another call does the rest.
         """
         if self.maintainer is not None:
             self.maintainer.stop()
@@ -564,9 +568,11 @@ cdef class Pool(Mover):
         cdef uint64_t released = 0
         if self.core.state.word & STATE_FORKED:
             return
-        if self.debugger is not None:
-            self.debugger.set_limit(0)
-        error = self.release_idle(0, &released)
+        try:
+            if self.debugger is not None:
+                self.debugger.set_limit(0)
+        finally:                                  # where a signal ended that, the rest of quarantine is let go here
+            error = self.release_idle(0, &released)
         if error is not None:
             self.complained = True
             raise error

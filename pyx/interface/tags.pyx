@@ -102,15 +102,16 @@ def number_of(name):
     if number is not None:
         return number
     with _naming.here:
+        if len(_names) == 1:
+            journal_use_tags()
+            for call in first_use:
+                call()
+        # Only now: a finaliser that ran meanwhile may have named this tag, or others.
         number = _numbers.get(name)
         if number is None:
             if len(_names) >= OTHER_TAGS:
                 return <int> OTHER_TAGS
             number = len(_names)
-            if number == 1:
-                journal_use_tags()
-                for call in first_use:
-                    call()
             _names.append(name)
             _numbers[name] = number
     return number

@@ -344,6 +344,9 @@ cdef class Upkeep(Lender):
         if self.debugger is None:
             return
         self.streams.settle()
-        error = self.debugger.check()
+        try:
+            error = self.debugger.check()
+        finally:
+            self.after_free()                     # of what was freed while it was looked at
         if error is not None:
             raise error

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,6 +21,8 @@ class Stopped(Exception):
 class Simulated:
     """One device of addresses, whose streams can be asked whether they are still there."""
 
+    options: ClassVar = {}  # of the pools on it
+
     def __init__(self, capacity=GIB, base_offset=0):
         self.source = vpool.sources.Simulated(capacity, base_offset=base_offset)
         self.driver = self.source.driver
@@ -32,6 +35,8 @@ class Simulated:
 class Fake:
     """The second device of two, where the program's current one is the first; a dead handle must not be touched."""
 
+    options: ClassVar = {}
+
     def __init__(self, capacity=GIB):
         self.driver = FakeCudaDriver(capacity, devices=2)
         self.driver.current_device = 0
@@ -43,6 +48,12 @@ class Fake:
 
     def used(self):
         return self.driver.used(0) + self.driver.used(1)
+
+
+class Watched(Fake):
+    """The same machine, whose pools have all debug modes."""
+
+    options: ClassVar = {"debug": "guard,poison,quarantine=1MiB,sites"}
 
 
 class Mapped(Fake):
@@ -161,6 +172,7 @@ class Rig:
         source = self.source if device is None else self.machine.on(device)
         ordinal = self.machine.device if device is None else device
         before, self.drops_pools = self.drops_pools, True
+        options = {**self.machine.options, **options}
         pool = self.do(vpool.Pool, strategy, source=source, device=ordinal, **options)
         self.drops_pools = before
         self.checkers.append(Checker(pool))
@@ -207,7 +219,7 @@ class Rig:
         """Drop a buffer, which cannot fail."""
         del self.of(pool).live[ptr]
         del self.buffers[ptr]
-        pool.check()
+        self.do(pool.check)
 
     def stream(self, handle=None):
         """A new stream of the program's own."""
@@ -242,12 +254,13 @@ class Rig:
                 one.check()
             except vpool.SourceError:
                 assert self.stays, "the driver works"  # what was freed cannot be read
-                assert one.pool.debug.poison
+                assert one.pool.debug.guard or one.pool.debug.poison
             blocks = one.pool.inspect().blocks
             rows = blocks[(blocks["state"] == "live") | (blocks["state"] == "suspended")]
-            found = dict(zip(rows["address"].tolist(), rows["nbytes"].tolist(), strict=True))
+            guard = one.pool.debug.guard
+            found = dict(zip((rows["address"] + guard).tolist(), rows["nbytes"].tolist(), strict=True))
             assert found.keys() == one.live.keys()
-            assert all(found[ptr] >= size for ptr, (size, *_) in one.live.items())
+            assert all(found[ptr] >= size + 2 * guard for ptr, (size, *_) in one.live.items())
 
     def break_off(self):
         """End the program while the fault stays: each call returns or says what is wrong, and nothing is lost."""

@@ -1,6 +1,7 @@
 """Scenarios of the fault matrix that take more than a pool: debug modes, blocks of other processes, moves."""
 
 import atexit
+import ctypes
 import functools
 import pickle
 import subprocess
@@ -14,7 +15,7 @@ SMALL = vpool.Dynamic(initial="1MiB", growth="1MiB", limit="8MiB")
 
 def watch(rig):
     """Poison is written and read, in stream order and where a stream is out of reach."""
-    pool = rig.pool(SMALL, debug="poison,quarantine=1MiB,sites")
+    pool = rig.pool(SMALL, **rig.machine.options or {"debug": "poison,quarantine=1MiB,sites"})
     stream, other = rig.stream(), rig.stream()
     for on, freer in ((0, None), (stream, None), (stream, other), (0, other)):
         ptr = rig.allocate(pool, 300 * KIB, on)
@@ -106,3 +107,51 @@ def resize(rig):
         owner = owner if on is None else on
         ptr = rig.resize(pool, ptr, nbytes, on, owner)
     rig.drop(pool, ptr)
+
+
+def coalesce(rig):
+    """Loans and pending blocks go home."""
+    pool = rig.pool(vpool.Dynamic(initial="8MiB", limit="8MiB"))
+    one, other = rig.stream(), rig.stream()
+    rig.free(pool, rig.allocate(pool, 8 * MIB))
+    rig.driver.complete()
+    lent = [rig.allocate(pool, MIB, stream) for stream in (one, other)]
+    rig.record_stream(pool, lent[0], other)
+    for ptr in lent:
+        rig.free(pool, ptr)
+        rig.do(pool.coalesce)
+    rig.driver.complete()
+    rig.do(pool.coalesce)
+    rig.free(pool, rig.allocate(pool, 8 * MIB))
+
+
+def move_blocks(rig):
+    """Blocks and buffers that may move are moved, of the default stream and of another, with their content."""
+    for stream in (0, rig.stream()):
+        pool = rig.pool(vpool.Dynamic(initial="8MiB", growth="1MiB", limit="12MiB"))
+        checker, contents = rig.of(pool), {}
+
+        def moved(old, new, checker=checker, stream=stream, contents=contents):
+            contents[new] = contents.pop(old)
+            del checker.live[old]
+            checker.take(new, MIB, stream)
+            if old in rig.buffers:
+                rig.buffers[new] = rig.buffers.pop(old)
+            if rig.source.has_memory:
+                assert ctypes.string_at(new, MIB) == bytes([contents[new]]) * MIB
+
+        blocks = [(rig.empty if number % 4 else rig.allocate)(pool, MIB, stream) for number in range(8)]
+        for number, ptr in enumerate(blocks):
+            if number % 2:
+                rig.drop(pool, ptr)
+                continue
+            contents[ptr] = number
+            if rig.source.has_memory:
+                ctypes.memset(ptr, number, MIB)
+            rig.do(pool.movable, rig.buffers.get(ptr, ptr), moved)
+        rig.driver.complete()
+        rig.do(pool.coalesce)
+        rig.check()
+        assert set(contents) != set(blocks[::2]) or rig.met
+        for ptr in contents:
+            (rig.drop if ptr in rig.buffers else rig.free)(pool, ptr)
