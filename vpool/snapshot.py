@@ -3,12 +3,12 @@
 import io
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from vpool.errors import FormatError
+from vpool.files import whole_file
 from vpool.formats.npz import arrays_of
 from vpool.report import BLOCK_DTYPE, SEGMENT_DTYPE, Report
 from vpool.sizes import format_bytes, plural
@@ -102,7 +102,8 @@ class Snapshot:
             segments=self.segments,
             **{f"block_{field}": self.blocks[field] for field in _FIELDS},
         )
-        Path(path).write_bytes(archive.getbuffer())
+        with whole_file(path) as file:
+            file.write(archive.getbuffer())
 
     @classmethod
     def load(cls, path):
