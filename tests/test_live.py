@@ -45,6 +45,12 @@ def without(monkeypatch):
     return forget
 
 
+def _told(**changes):
+    """An answer that is whole but for the changes."""
+    told = {"format_version": 1, "pid": 1, "program": "train.py", "time": 1.0, "pools": []}
+    return json.dumps({**told, **changes}).encode()
+
+
 class TestMetrics:
     def test_counters_are_those_of_the_pool(self):
         with simulated_pool(name="mine") as pool:
@@ -198,6 +204,12 @@ class TestServe:
             (b"[1, 2]", "nothing that vpool understands"),
             (b'{"format_version": 1}', "nothing that vpool understands"),
             (b'{"format_version": "x", "pools": []}', "nothing that vpool understands"),
+            (b"[" * 100_000, "nothing that vpool understands"),
+            (_told(pools=None), "nothing that vpool understands"),
+            (_told(pools=[5]), "nothing that vpool understands"),
+            (_told(pools=[{"name": "one"}]), "nothing that vpool understands"),
+            (_told(time=1e300), "nothing that vpool understands"),
+            (_told(time=float("nan")), "nothing that vpool understands"),
             (b'{"format_version": 2, "pools": []}', "format version 2; this vpool reads up to 1"),
         ],
     )

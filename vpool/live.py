@@ -21,6 +21,7 @@ from pathlib import Path
 from vpool._interface.lender import pools
 from vpool._storage.fork import PerProcess
 from vpool.errors import ClosedPoolError, Error, ForkedProcessError, FormatError
+from vpool.stats import PoolStats
 
 __all__ = ["FORMAT_VERSION", "Server", "ask", "serve", "serving"]
 
@@ -29,6 +30,11 @@ logger = logging.getLogger("vpool")
 FORMAT_VERSION = 1
 _PATIENCE = 1.0  # seconds that a reader may keep the server waiting
 _MOST_BYTES = 16 << 20  # of an answer
+_TOLD = {"format_version": int, "pid": int, "program": str, "time": float, "pools": list}
+_TOLD_OF_POOLS = {
+    **dict.fromkeys(("name", "source"), str),
+    **dict.fromkeys(("device", *(one.name for one in dataclasses.fields(PoolStats))), int),
+}
 
 
 def _folder():
@@ -242,8 +248,14 @@ def _checked(content, pid):
         version = told["format_version"]
         if version > FORMAT_VERSION:
             raise FormatError(f"process {pid} tells format version {version}; this vpool reads up to {FORMAT_VERSION}")
-        told["pools"]
-    except (ValueError, KeyError, TypeError) as reason:
+        for name, kind in _TOLD.items():
+            if not isinstance(told[name], kind):
+                raise TypeError(name)
+        for row in told["pools"]:
+            if not all(isinstance(row[name], kind) for name, kind in _TOLD_OF_POOLS.items()):
+                raise TypeError(row)
+        time.localtime(told["time"])
+    except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError) as reason:
         if isinstance(reason, FormatError):
             raise
         raise FormatError(f"process {pid} tells nothing that vpool understands") from None

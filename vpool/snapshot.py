@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vpool.details import packed_names, unpacked_names
 from vpool.errors import FormatError
 from vpool.files import whole_file
 from vpool.formats.npz import arrays_of
@@ -98,7 +99,7 @@ class Snapshot:
             format_version=FORMAT_VERSION,
             taken=self.taken,
             figures=json.dumps(self._figures),
-            sites=np.array(self.sites, str),
+            sites=packed_names(self.sites),
             segments=self.segments,
             **{f"block_{field}": self.blocks[field] for field in _FIELDS},
         )
@@ -143,9 +144,9 @@ class Snapshot:
             if column.dtype != SNAPSHOT_DTYPE[field] or column.shape != (count,):
                 raise FormatError(f"array block_{field} of {column.dtype} and shape {column.shape} does not fit")
             blocks[field] = column
-        if segments.dtype != SEGMENT_DTYPE or segments.ndim != 1 or loaded["sites"].dtype.kind != "U":
-            raise FormatError("arrays of segments or sites that are none")
-        sites = [str(site) for site in loaded["sites"]]
+        if segments.dtype != SEGMENT_DTYPE or segments.ndim != 1:
+            raise FormatError("an array of segments that is none")
+        sites = unpacked_names(loaded["sites"], "sites")
         if count and (int(blocks["segment"].max()) >= len(segments) or int(blocks["site"].max()) >= len(sites)):
             raise FormatError("a block names a segment or a site that is not there")
         figures = json.loads(str(loaded["figures"]))
