@@ -167,7 +167,7 @@ class TestWholeFiles:
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
         try:
-            with pytest.raises(OSError, match="too large|command failed"):
+            with pytest.raises(OSError, match=r"too large|command failed"):
                 SAVERS[saver](out)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
