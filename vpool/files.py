@@ -29,28 +29,27 @@ def whole_file(path):
         Where the file cannot be written.
     """
     target = Path(path)
-    part = None
-    if not target.exists() or target.is_file():
-        target = target.resolve()
-        part = target.with_name(f".{secrets.token_hex(8)}.part")
+    if target.exists() and not target.is_file():
+        with open(target, "wb") as file:
+            yield file
+        return
+    target = target.resolve()
+    part = target.with_name(f".{secrets.token_hex(8)}.part")
     try:
         with _opened(part, target) as file:
             yield file
-        if file.name == str(part):
+        if part.exists():
             os.replace(part, target)
     except BaseException as error:
-        if isinstance(error, OSError) and part is not None and error.filename == str(part):
+        if isinstance(error, OSError) and error.filename == str(part):
             error.filename, error.filename2 = str(path), None
-        if part is not None:
-            with contextlib.suppress(OSError):
-                part.unlink()
+        with contextlib.suppress(OSError):
+            part.unlink()
         raise
 
 
 def _opened(part, target):
     """The file beside the target, with its permissions; or else the target."""
-    if part is None:
-        return open(target, "wb")
     try:
         file = open(part, "xb")  # noqa: SIM115 - the caller closes it
     except PermissionError:

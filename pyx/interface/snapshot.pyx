@@ -82,7 +82,8 @@ cdef tuple copy_records(Areas areas, str name):
         device_free = device_total = None         # a report is wanted most when the device does not answer
     figures.update(
         tags=read_tags(areas), grows=areas.grows, adaptive=(core.state.word & STATE_ADAPTIVE) != 0,
-        rounding=core.rounding, minimum_remainder=core.minimum_remainder, name=name, source=core.source.name, device=core.source.device,
+        rounding=core.rounding, minimum_remainder=core.minimum_remainder,
+        name=name, source=core.source.name, device=core.source.device,
         device_free_bytes=device_free, device_total_bytes=device_total,
     )
     return figures, blocks, segments
