@@ -433,10 +433,8 @@ class TestFiles:
         assert {row["tag"] for row in report.tags if row["live_blocks"]} == set(names)
 
     def test_names_that_stand_in_rows(self, recording, tmp_path):
-        """As earlier files have them."""
-        path = tmp_path / "recording.npz"
+        path, details = tmp_path / "earlier.npz", recording.details
         recording.save(path)
-        details = recording.details
         rows = {"tags": np.array(details.tags, str), "sites": np.array(details.sites, str)}
         np.savez(path, **{**dict(np.load(path)), **rows})
         loaded = vpool.Trace.load(path).details

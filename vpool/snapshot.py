@@ -149,7 +149,7 @@ class Snapshot:
         sites = unpacked_names(loaded["sites"], "sites")
         if count and (int(blocks["segment"].max()) >= len(segments) or int(blocks["site"].max()) >= len(sites)):
             raise FormatError("a block names a segment or a site that is not there")
-        figures = json.loads(str(loaded["figures"]))
+        figures = json.loads(str(loaded["figures"]), parse_constant=_refused)
         figures["tags"] = {int(number): row for number, row in figures["tags"].items()}
         names = [figures["name"], *(row["tag"] for row in figures["tags"].values())]
         if not all(isinstance(name, str) for name in names):
@@ -157,7 +157,8 @@ class Snapshot:
         if not (np.isin(blocks["state"], _STATES).all() and (blocks["age_us"] >= -1).all()):
             raise FormatError("a block has a state or an age that is none")
         snapshot = cls(figures, blocks, segments, sites, float(loaded["taken"]))
-        snapshot.report.to_dict()  # every figure that it needs is there
+        report = snapshot.report
+        report.to_dict(), str(report)  # every figure that it needs is there, and a number where one is shown
         return snapshot
 
     def diff(self, later):
@@ -245,6 +246,10 @@ class SnapshotDiff:
             if len(rows) > _MOST_ROWS:
                 lines.append(f"and {len(rows) - _MOST_ROWS} more")
         return "\n".join(lines)
+
+
+def _refused(constant):
+    raise FormatError(f"a figure is {constant}, which is none")
 
 
 def _identity(rows):
