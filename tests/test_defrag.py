@@ -351,5 +351,11 @@ class TestCommand:
     def test_what_cannot_be_read(self, tmp_path, capsys):
         (tmp_path / "file").write_bytes(b"no such thing")
         assert main(["defrag", str(tmp_path / "file")]) == 1
-        assert main(["defrag", str(FOLDER / "llm_train.npz"), "--need", "much"]) == 1
-        assert capsys.readouterr().err.count("\n") == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+    @pytest.mark.parametrize("option", ["--need", "--capacity"])
+    @pytest.mark.parametrize("size", ["much", "-1", "0"])
+    def test_sizes_that_are_none_are_wrong_usage(self, option, size, capsys):
+        with pytest.raises(SystemExit, match="2"):
+            main(["defrag", str(FOLDER / "llm_train.npz"), option, size])
+        assert capsys.readouterr().err.count("\n") == 1

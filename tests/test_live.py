@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import re
+import signal
 import socket
 import stat
 import subprocess
@@ -43,6 +44,12 @@ def without(monkeypatch):
         monkeypatch.setattr(builtins, "__import__", refuse)
 
     return forget
+
+
+def _told(**changes):
+    """An answer that is whole but for the changes."""
+    told = {"format_version": 1, "pid": 1, "program": "train.py", "time": 1.0, "pools": []}
+    return json.dumps({**told, **changes}).encode()
 
 
 class TestMetrics:
@@ -211,6 +218,12 @@ class TestServe:
             (b"[1, 2]", "nothing that vpool understands"),
             (b'{"format_version": 1}', "nothing that vpool understands"),
             (b'{"format_version": "x", "pools": []}', "nothing that vpool understands"),
+            (b"[" * 100_000, "nothing that vpool understands"),
+            (_told(pools=None), "nothing that vpool understands"),
+            (_told(pools=[5]), "nothing that vpool understands"),
+            (_told(pools=[{"name": "one"}]), "nothing that vpool understands"),
+            (_told(time=1e300), "nothing that vpool understands"),
+            (_told(time=float("nan")), "nothing that vpool understands"),
             (b'{"format_version": 2, "pools": []}', "format version 2; this vpool reads up to 1"),
         ],
     )
@@ -279,6 +292,23 @@ class TestTop:
         process.stdin.close()
         assert process.wait(20) == 0
         assert list((tmp_path / "vpool").iterdir()) == []
+
+    def test_a_process_that_is_stopped(self, process, monkeypatch, capsys):
+        monkeypatch.setattr(live, "_PATIENCE", 0.1)
+        os.kill(process.pid, signal.SIGSTOP)
+        try:
+            assert main(["top", str(process.pid)]) == 1
+        finally:
+            os.kill(process.pid, signal.SIGCONT)
+        assert f"process {process.pid} does not answer" in capsys.readouterr().err
+
+    def test_a_process_that_was_killed(self, tmp_path, capsys):
+        (tmp_path / "vpool").mkdir(0o700)
+        with socket.socket(socket.AF_UNIX) as left:
+            left.bind(str(tmp_path / "vpool" / "999999.sock"))
+        assert live.serving() == []
+        assert main(["top", "999999"]) == 1
+        assert "those that do: none" in capsys.readouterr().err
 
     def test_no_such_process(self, capsys):
         assert main(["top", "999999"]) == 1

@@ -94,8 +94,14 @@ class TestMeasure:
         with pytest.raises(RuntimeError, match="nothing was measured"):
             _ = phase.seconds
         assert "not begun" in repr(phase)
+        with pytest.raises(RuntimeError, match="not going on"):
+            phase.__exit__(None, None, None)
         with phase, pytest.raises(RuntimeError, match="entered once"):
             phase.__enter__()
+        seconds = phase.seconds
+        with pytest.raises(RuntimeError, match="not going on"):
+            phase.__exit__(None, None, None)
+        assert phase.seconds == seconds
 
     def test_of_a_fixed_core(self):
         with vpool.Pool(vpool.Hybrid(16 * MIB, block=MIB), source="simulated") as pool:

@@ -1,13 +1,17 @@
 """What commands write: never over what they read, and never refused only after the work."""
 
 import os
+import resource
 import shutil
 
 import pytest
 
 import vpool
-from tests.helpers.traces import FOLDER
+from tests.helpers.pools import host_pool
+from tests.helpers.traces import FOLDER, SMALL, made
+from vpool.bench import Results
 from vpool.commands import main
+from vpool.recommendation import Recommendation
 
 # Each with its option for a file to write.
 WRITERS = [
@@ -78,3 +82,107 @@ def test_a_picture_of_no_known_kind(command, trace, tmp_path, no_work, capsys):
     assert f"{out} is of no kind of picture: name one of" in error
     assert "png" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["tune", "TRACE", "-o", "OUT", "--study", "OUT"],
+        ["tune", "TRACE", "-o", "OUT", "--plot", "OUT"],
+        ["tune", "TRACE", "--study", "OUT", "--plot", "OUT"],
+        ["bench", "--json", "OUT", "--page", "OUT"],
+        ["bench", "--json", "OUT", "--plot", "OUT"],
+    ],
+    ids=" ".join,
+)
+def test_no_file_is_written_twice(arguments, trace, tmp_path, no_work, capsys):
+    out = tmp_path / "out.svg"
+    (tmp_path / "link").symlink_to(tmp_path)
+    words = [str(trace) if word == "TRACE" else str(out) if word == "OUT" else word for word in arguments]
+    words[words.index(str(out))] = str(tmp_path / "link" / "out.svg")
+    assert main(words) == 1
+    assert "out.svg is to be written twice: name another file" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("arguments", [["view", "-o"], ["convert", "--to", "torch-json"], ["compare", "--plot"]])
+def test_a_policy_that_is_read_stays(arguments, trace, tmp_path, no_work, capsys):
+    policy = tmp_path / "policy.svg"
+    vpool.Policy(vpool.Dynamic()).save(policy)
+    content = policy.read_bytes()
+    assert main([arguments[0], str(trace), *arguments[1:], str(policy), "--strategy", str(policy)]) == 1
+    assert "policy.svg is the file to read" in capsys.readouterr().err
+    assert policy.read_bytes() == content
+
+
+def test_a_study_is_no_trace(trace, no_work, capsys):
+    content = trace.read_bytes()
+    assert main(["tune", str(trace), "--study", str(trace)]) == 1
+    assert "is the file to read" in capsys.readouterr().err
+    assert trace.read_bytes() == content
+
+
+def test_a_picture_of_a_bench_is_checked_first(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert main(["bench", "--from", str(tmp_path / "none.json"), "--plot", str(tmp_path / "out.txt")]) == 1
+    assert "is of no kind of picture" in capsys.readouterr().err
+
+
+def _snapshot():
+    with host_pool() as pool:
+        return pool.snapshot()
+
+
+def _recommendation():
+    return Recommendation(vpool.Policy(vpool.Dynamic()), "reserved", None, 0, 1, [], None, {})
+
+
+def _results():
+    return Results(machine={}, packages={}, settings={}, floor_ns=1.0, clock_ns=1.0)
+
+
+def _page(path):
+    if main(["view", str(FOLDER / "two_streams.npz"), "-o", str(path)]):
+        raise OSError("the command failed")
+
+
+SAVERS = {
+    "trace": lambda path: made(*SMALL).save(path),
+    "snapshot": lambda path: _snapshot().save(path),
+    "policy": lambda path: vpool.Policy(vpool.Dynamic()).save(path),
+    "recommendation": lambda path: _recommendation().save(path),
+    "plan": lambda path: vpool.plan(made(*SMALL)).save(path),
+    "page": _page,
+    "results": lambda path: _results().save(path),
+}
+
+
+@pytest.mark.parametrize("saver", SAVERS)
+class TestWholeFiles:
+    """A file is written whole or stays as it was."""
+
+    def test_a_write_that_fails(self, saver, tmp_path):
+        out = tmp_path / "out"
+        out.write_bytes(b"before")
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
+        try:
+            with pytest.raises(OSError, match=r"too large|command failed"):
+                SAVERS[saver](out)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert out.read_bytes() == b"before"
+        assert list(tmp_path.iterdir()) == [out]
+
+    def test_permissions_and_links_stay(self, saver, tmp_path):
+        out, link = tmp_path / "out", tmp_path / "link"
+        out.write_bytes(b"before")
+        out.chmod(0o600)
+        link.symlink_to(out)
+        SAVERS[saver](link)
+        assert link.is_symlink()
+        assert out.stat().st_mode & 0o777 == 0o600
+        assert out.read_bytes() != b"before"
+
+    def test_a_name_as_long_as_names_can_be(self, saver, tmp_path):
+        SAVERS[saver](tmp_path / ("x" * 255))

@@ -270,6 +270,20 @@ class TestOneAtATime:
             pool.allocate(1000)
         assert len(recording) == 1
 
+    def test_one_that_is_not_going_on_ends_no_other(self, pool):
+        first = pool.record()
+        with first:
+            pool.allocate(1000)
+        with pytest.raises(RuntimeError, match="entered once"):
+            first.__enter__()
+        with pool.record() as recording:
+            for other in (first, pool.record()):
+                with pytest.raises(RuntimeError, match="not going on"):
+                    other.__exit__(None, None, None)
+            pool.allocate(1000)
+        assert len(first) == 1
+        assert len(recording) == 2
+
     def test_one_after_another(self, pool):
         for _ in range(3):
             with pool.record() as recording:
@@ -393,6 +407,8 @@ class TestFiles:
             "address": whole["address"][1:],
             "site": whole["site"].astype("f8"),
             "segment_bytes": whole["segment_bytes"][:0],
+            "tags": np.array("[1]"),
+            "sites": np.array("[" * 100_000),
         }
         for name, array in changes.items():
             np.savez(path, **{**whole, name: array})
@@ -401,6 +417,28 @@ class TestFiles:
         np.savez(path, **{name: array for name, array in whole.items() if name != "tags"})
         with pytest.raises(vpool.FormatError, match="no array named tags"):
             vpool.Trace.load(path)
+
+    def test_names_of_any_characters_and_lengths(self, tmp_path):
+        path = tmp_path / "recording.npz"
+        names = ["a", "a\0", "\0", "\ud800</script>", "x" * 20_000, *map(str, range(1500))]
+        with host_pool() as pool:
+            with pool.record() as recording:
+                for name in names:
+                    with vpool.tag(name):
+                        pool.allocate(1)
+            pool.snapshot().save(tmp_path / "snapshot.npz")
+        recording.save(path)
+        assert sorted(vpool.Trace.load(path).details.tags) == sorted(["", *names])
+        report = vpool.Snapshot.load(tmp_path / "snapshot.npz").report
+        assert {row["tag"] for row in report.tags if row["live_blocks"]} == set(names)
+
+    def test_names_that_stand_in_rows(self, recording, tmp_path):
+        path, details = tmp_path / "earlier.npz", recording.details
+        recording.save(path)
+        rows = {"tags": np.array(details.tags, str), "sites": np.array(details.sites, str)}
+        np.savez(path, **{**dict(np.load(path)), **rows})
+        loaded = vpool.Trace.load(path).details
+        assert (loaded.tags, loaded.sites) == (details.tags, details.sites)
 
     def test_a_plain_trace_has_no_details(self, tmp_path):
         trace = recorded("two_streams")

@@ -427,6 +427,23 @@ class TestAdvice:
             assert pool.trim() == 8 * MIB
             assert "trim() gives them back" not in self.advice(pool)
 
+    def test_what_the_pool_does_by_itself_is_no_advice(self):
+        with vpool.Pool(vpool.Dynamic(initial=0, adaptive=True), source=vpool.sources.Simulated(GIB)) as pool:
+            pool.allocate(8 * MIB)
+            pool.deallocate(pool.allocate(16 * MIB))
+            assert "trim() gives them back." in self.advice(pool)
+
+    def test_rounding_is_the_policys(self):
+        cases = (
+            ({"rounding": MIB}, 10, "Rounding to 1,048,576 bytes wastes 100%"),
+            ({"minimum_remainder": 4 * MIB}, 2 * MIB, "256 bytes and leaving no less than 4,194,304 bytes of a block"),
+        )
+        for options, nbytes, words in cases:
+            policy = vpool.Policy(vpool.Dynamic(initial=4 * MIB), **options)
+            with vpool.Pool.from_policy(policy, source="simulated") as pool:
+                pool.allocate(nbytes)
+                assert words in self.advice(pool)
+
     def test_many_source_calls(self):
         with vpool.Pool(vpool.Dynamic(initial=0, growth="1MiB", limit=1.0), source="simulated") as pool:
             for _ in range(40):
@@ -471,14 +488,16 @@ class TestSchema:
         for strategy in strategies:
             for debug in ((), ("quarantine", "sites")):
                 with vpool.Pool(strategy, source=vpool.sources.Simulated(GIB), debug=debug) as pool:
-                    validate(json.loads(pool.inspect().to_json()))
+                    validate(pool.inspect().to_dict())
                     pool.limit("some", GIB)
                     with vpool.tag("some"):
                         kept = pool.allocate(MIB, stream=7)
                     pool.deallocate(pool.allocate(1000))
                     pool.record_stream(kept, 9)
                     pool.deallocate(kept)
-                    validate(json.loads(pool.inspect().to_json()))
+                    report = pool.inspect()
+                    validate(report.to_dict())
+                    assert json.loads(report.to_json()) == report.to_dict()
 
     def test_it_refuses_what_is_none(self, validate, pool):
         for change in ({"reserved_bytes": -1}, {"name": None}, {"tags": [{}]}, {"more": 1}):

@@ -115,6 +115,20 @@ class TestFiles:
             with pytest.raises(vpool.FormatError, match="that is none"):
                 vpool.Snapshot.load(path)
 
+    @pytest.mark.parametrize(
+        "figure", ["limit_bytes", "base_slack_bytes", "peak_reserved_bytes", "peak_requested_bytes"]
+    )
+    @pytest.mark.parametrize("value", ["x", [], float("nan")])
+    def test_figures_that_are_no_numbers(self, figure, value, snapshot, tmp_path):
+        """They are told when the file is read, and not when it is shown."""
+        path = tmp_path / "snapshot.npz"
+        snapshot.save(path)
+        whole = dict(np.load(path))
+        figures = {**json.loads(str(whole["figures"])), figure: value}
+        np.savez(path, **{**whole, "figures": json.dumps(figures)})
+        with pytest.raises(vpool.FormatError):
+            vpool.Snapshot.load(path)
+
     def test_damage(self, snapshot, tmp_path):
         """Every array that is missing, of another type or too short is told; nothing else is raised."""
         path = tmp_path / "snapshot.npz"

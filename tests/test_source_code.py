@@ -19,7 +19,7 @@ MOST_LINES = 600
 
 # The layers, lowest first.  A name stands for the module, or the package with all that is in it.
 LAYERS = {
-    "base": ("vpool._base", "vpool.errors", "vpool.sizes", "vpool.tables", "vpool.version"),
+    "base": ("vpool._base", "vpool.errors", "vpool.files", "vpool.sizes", "vpool.tables", "vpool.version"),
     # Plain figures and rules in Python, which know neither pools nor sources.
     "records": (
         *("vpool.formats", "vpool.report", "vpool.stats", "vpool.strategies", "vpool.streams", "vpool.trace"),

@@ -164,6 +164,8 @@ class TestObjectives:
         trace = recorded("two_streams")
         with pytest.raises(ValueError, match=r"none of .* completes within .*event [\d,]+ of 7,887"):
             vpool.tune(trace, trace.peak_live_bytes // 2, trials=64)
+        with pytest.raises(ValueError, match=r"none of .* completes within 1 B"):
+            vpool.tune(trace, 1, trials=5)
 
     def test_the_watermark_is_searched_where_it_matters(self):
         workload = Workload({"one": swinging()}, maintain=True)

@@ -95,7 +95,9 @@ def test_nobody_at_the_address(monkeypatch):
         vpool.tune(made(*SMALL), trials=4, scheduler="tcp://127.0.0.1:9")
 
 
-@pytest.mark.parametrize("address", ["nowhere", "tcp://nowhere", "gopher://here:1", "here:port", ""])
+@pytest.mark.parametrize(
+    "address", ["nowhere", "tcp://nowhere", "gopher://here:1", "here:port", "", "inproc://x", "inproc://here/1/1"]
+)
 def test_what_is_no_address(address):
     begin = time.monotonic()
     with pytest.raises(vpool.Error, match=f"the scheduler at {address} cannot be reached: "):

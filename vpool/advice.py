@@ -100,8 +100,8 @@ def _of_idle(report):
         idle = sum(row["nbytes"] for row in rows if not row["live_blocks"])
         if idle > report.reserved_bytes // 4:
             yield (
-                f"{format_bytes(idle)} are reserved in segments without a live block: trim() gives them back, and "
-                f"Dynamic(adaptive=True) does so by itself."
+                f"{format_bytes(idle)} are reserved in segments without a live block: trim() gives them back"
+                f"{'' if report.adaptive else ', and Dynamic(adaptive=True) does so by itself'}."
             )
     calls = report.source_calls
     if calls >= _MANY_SOURCE_CALLS and report.reuse_ratio < 0.9:
@@ -115,11 +115,21 @@ def _of_rounding(report):
     equal_blocks = report.core is not None and len(report.core["block_sizes"]) > 0
     if not equal_blocks and not report.guarded and report.internal_fragmentation > 0.25:
         yield (
-            f"Rounding wastes {report.internal_fragmentation:.0%} of what is allocated: "
+            f"{_rounding(report)} {report.internal_fragmentation:.0%} of what is allocated: "
             f"{plural(report.live_blocks, 'block')} of "
             f"{format_bytes(report.allocated_bytes // report.live_blocks)} on average; "
             f"larger allocations that you cut yourself would waste less."
         )
+
+
+def _rounding(report):
+    """What makes blocks larger than requests, as far as that is known."""
+    if report.rounding is None:
+        return "Rounding wastes"
+    cause = f"Rounding to {report.rounding:,} bytes"
+    if report.minimum_remainder > report.rounding:
+        return f"{cause} and leaving no less than {report.minimum_remainder:,} bytes of a block waste"
+    return f"{cause} wastes"
 
 
 def _of_core(report):

@@ -68,6 +68,7 @@ def _client(stack, scheduler, workers):
     try:
         from distributed import Client, LocalCluster
         from distributed.comm import get_address_host_port
+        from distributed.comm.inproc import global_manager
     except ImportError:
         raise Error('a scheduler needs Dask: pip install "vpool[dask]"') from None
     if isinstance(scheduler, Client):
@@ -78,8 +79,10 @@ def _client(stack, scheduler, workers):
         if scheduler == "local":
             cluster = LocalCluster(n_workers=workers, threads_per_worker=1, dashboard_address=":0")
             scheduler = stack.enter_context(cluster)
-        elif not scheduler.startswith("inproc://"):
-            get_address_host_port(scheduler)  # of what is none, a client only says so, and hangs when it is dropped
+        elif scheduler.startswith("inproc://"):  # of what is no address, a client only says so, and hangs when dropped
+            global_manager.validate_address(scheduler.removeprefix("inproc://"))
+        else:
+            get_address_host_port(scheduler)
         return stack.enter_context(Client(scheduler, timeout=_CONNECT, set_as_default=False))
     except (OSError, ValueError) as reason:
         raise Error(f"the scheduler at {scheduler} cannot be reached: {reason}") from None

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vpool.peers import PEERS, simulate
 from vpool.replay import policy_of, replay
-from vpool.sizes import format_bytes, parse_size, plural
+from vpool.sizes import format_bytes, parse_count, parse_size, plural
 from vpool.sizing import fixed_for
 from vpool.strategies import GRANULE, Dynamic, Hybrid
 from vpool.tables import table
@@ -202,8 +202,7 @@ def compare(traces, strategies=None, capacity=None, passes=2, peers=True, progre
         capacity = parse_size(capacity, "capacity")
         if capacity == 0:
             raise ValueError("capacity must not be 0 bytes")
-    if passes < 1:
-        raise ValueError(f"passes must be at least 1, got {passes}")
+    passes = parse_count(passes, "passes")
     contenders: list[_Strategy | _Model] = [_Strategy(name, made) for name, made in _strategies(strategies).items()]
     contenders += [_Model(name) for name in PEERS if peers]
     rows = []

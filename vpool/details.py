@@ -1,16 +1,41 @@
 """What a recording knows of each event beyond what a replay needs."""
 
 import bisect
+import json
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from vpool.errors import FormatError
 
-__all__ = ["Details", "Runs", "SegmentEvents"]
+__all__ = ["Details", "Runs", "SegmentEvents", "packed_names", "unpacked_names"]
 
 _EVENT_ARRAYS = {"address": "u8", "allocated": "u8", "tag": "u2", "site": "u4", "thread": "u4"}
 _SEGMENT_ARRAYS = {"segment_event": "i8", "segment_address": "u8", "segment_bytes": "i8"}
+
+
+def packed_names(names):
+    """Names as an array for a file: one text in JSON, as rows of equal length take what the longest name does."""
+    return np.array(json.dumps(list(names)))
+
+
+def unpacked_names(array, what):
+    """The names of such an array, or of one that has a row for each.
+
+    Raises
+    ------
+    FormatError
+        For an array of something else, which is called `what`.
+    """
+    if array.dtype.kind == "U" and array.ndim == 1:
+        return [str(name) for name in array]
+    try:
+        names = json.loads(str(array)) if array.dtype.kind == "U" and array.ndim == 0 else None
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise FormatError(f"array {what} of {array.dtype} and shape {array.shape} is none of names")
+    return names
 
 
 class SegmentEvents(NamedTuple):
@@ -143,7 +168,7 @@ class Details(NamedTuple):
         """Arrays for a file, by name."""
         arrays = {name: getattr(self, name) for name in _EVENT_ARRAYS}
         arrays |= dict(zip(_SEGMENT_ARRAYS, self.segments, strict=True))
-        return {**arrays, "tags": np.array(self.tags, str), "sites": np.array(self.sites, str)}
+        return {**arrays, "tags": packed_names(self.tags), "sites": packed_names(self.sites)}
 
     @classmethod
     def from_arrays(cls, arrays, events):
@@ -156,14 +181,14 @@ class Details(NamedTuple):
         """
         if "address" not in arrays:
             return None
-        wanted = {**_EVENT_ARRAYS, **_SEGMENT_ARRAYS, "tags": "U", "sites": "U"}
-        missing = [name for name in wanted if name not in arrays]
+        wanted = {**_EVENT_ARRAYS, **_SEGMENT_ARRAYS}
+        missing = [name for name in (*wanted, "tags", "sites") if name not in arrays]
         if missing:
             raise FormatError(f"no array named {', '.join(missing)}, but one named address")
         taken: dict[str, Any] = {}
         for name, kind in wanted.items():
             array = arrays[name]
-            right = array.dtype.kind == "U" if kind == "U" else array.dtype == kind
+            right = array.dtype == kind
             if name in _EVENT_ARRAYS:
                 right = right and array.shape == (events,)
             elif name in _SEGMENT_ARRAYS:
@@ -171,10 +196,10 @@ class Details(NamedTuple):
             if array.ndim != 1 or not right:
                 raise FormatError(f"array {name} of {array.dtype} and shape {array.shape} does not fit the trace")
             taken[name] = array
+        for name in ("tags", "sites"):
+            taken[name] = unpacked_names(arrays[name], name)
         for name, names in (("tag", "tags"), ("site", "sites")):
             if len(taken[name]) and int(taken[name].max()) >= len(taken[names]):
                 raise FormatError(f"array {name} names more than the {len(taken[names])} {names} that there are")
         segments = SegmentEvents(*(taken.pop(name) for name in _SEGMENT_ARRAYS))
-        for name in ("tags", "sites"):
-            taken[name] = [str(text) for text in taken[name]]
         return cls(**taken, segments=segments)

@@ -21,6 +21,7 @@ from pathlib import Path
 from vpool._interface.lender import pools
 from vpool._storage.fork import PerProcess
 from vpool.errors import ClosedPoolError, Error, ForkedProcessError, FormatError
+from vpool.stats import PoolStats
 
 __all__ = ["FORMAT_VERSION", "Server", "ask", "serve", "serving"]
 
@@ -29,6 +30,12 @@ logger = logging.getLogger("vpool")
 FORMAT_VERSION = 1
 _PATIENCE = 1.0  # seconds that a reader may keep the server waiting
 _MOST_BYTES = 16 << 20  # of an answer
+_SILENT = "process {} does not answer: it may be stopped, or hold the GIL"
+_TOLD = {"format_version": int, "pid": int, "program": str, "time": float, "pools": list}
+_TOLD_OF_POOLS = {
+    **dict.fromkeys(("name", "source"), str),
+    **dict.fromkeys(("device", *(one.name for one in dataclasses.fields(PoolStats))), int),
+}
 
 
 def _folder():
@@ -191,9 +198,10 @@ def serve():
 def serving():
     """Numbers of the processes of this user that have a socket, in order."""
     try:
-        return sorted(int(path.stem) for path in _folder().glob("*.sock") if path.stem.isdigit())
+        found = sorted(int(path.stem) for path in _folder().glob("*.sock") if path.stem.isdigit())
     except OSError:
         return []
+    return [pid for pid in found if os.path.exists(f"/proc/{pid}")]  # what was killed leaves its socket
 
 
 def ask(pid):
@@ -212,11 +220,12 @@ def ask(pid):
     Raises
     ------
     Error
-        Where the process serves nothing, or is somebody else's.
+        Where the process serves nothing, does not answer within 10 seconds, or is somebody else's.
     FormatError
         Where its answer is none, or of a newer vpool.
     """
     path = _folder() / f"{pid}.sock"
+    begin = time.monotonic()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(10 * _PATIENCE)
         try:
@@ -228,15 +237,20 @@ def ask(pid):
             ) from None
         except PermissionError:
             raise Error(f"process {pid} belongs to another user") from None
+        except TimeoutError:
+            raise Error(_SILENT.format(pid)) from None
         process, user = _peer(connection)
         if user != os.geteuid() or process != pid:
             raise Error(f"{path} is not a socket of process {pid} of this user")
         parts, size = [], 0
-        while part := connection.recv(1 << 16):
-            parts.append(part)
-            size += len(part)
-            if size > _MOST_BYTES:
-                raise FormatError(f"process {pid} does not stop telling")
+        try:
+            while part := connection.recv(1 << 16):
+                parts.append(part)
+                size += len(part)
+                if size > _MOST_BYTES or time.monotonic() - begin > 10 * _PATIENCE:
+                    raise FormatError(f"process {pid} does not stop telling")
+        except TimeoutError:
+            raise Error(_SILENT.format(pid)) from None
     return _checked(b"".join(parts), pid)
 
 
@@ -246,8 +260,14 @@ def _checked(content, pid):
         version = told["format_version"]
         if version > FORMAT_VERSION:
             raise FormatError(f"process {pid} tells format version {version}; this vpool reads up to {FORMAT_VERSION}")
-        told["pools"]
-    except (ValueError, KeyError, TypeError) as reason:
+        for name, kind in _TOLD.items():
+            if not isinstance(told[name], kind):
+                raise TypeError(name)
+        for row in told["pools"]:
+            if not all(isinstance(row[name], kind) for name, kind in _TOLD_OF_POOLS.items()):
+                raise TypeError(row)
+        time.localtime(told["time"])
+    except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError) as reason:
         if isinstance(reason, FormatError):
             raise
         raise FormatError(f"process {pid} tells nothing that vpool understands") from None

@@ -39,6 +39,8 @@ class Measure:
         return self
 
     def __exit__(self, *exc_info):
+        if self._before is None or self._after is not None:
+            raise RuntimeError("this measure is not going on")
         self._ended = time.perf_counter()
         self._after = self._measures.end(self)
 

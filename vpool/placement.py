@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from vpool.errors import FormatError
+from vpool.files import whole_file
 from vpool.formats.npz import arrays_of
 from vpool.sizes import MAX_SIZE, format_bytes, plural
 
@@ -271,7 +272,7 @@ class Plan:
         archive = io.BytesIO()
         given = {one.name: getattr(self, one.name) for one in fields(self)}
         np.savez_compressed(archive, **given, kind=_KIND, format_version=FORMAT_VERSION)
-        with open(path, "wb") as file:
+        with whole_file(path) as file:
             file.write(archive.getbuffer())
 
     @classmethod

@@ -1,6 +1,7 @@
 """Plans: the blocks of a recorded step, placed with all of it known."""
 
 import itertools
+import operator
 import os
 import time
 
@@ -9,7 +10,7 @@ import numpy as np
 from vpool._planning.packing import pack
 from vpool._planning.search import Search
 from vpool.placement import MAX_ROUNDING, UNPLANNED, Plan, rounded, section_loads, sections_of
-from vpool.sizes import parse_size
+from vpool.sizes import parse_count, parse_size
 from vpool.strategies import GRANULE
 from vpool.trace import Trace
 
@@ -64,6 +65,8 @@ def plan(trace, step=None, *, stream=None, capacity=None, rounding=None, seconds
     ------
     ValueError
         For a step or a stream that the trace does not have, or numbers that make no sense.
+    TypeError
+        For what is no integer where one is wanted.
     FormatError, OSError
         For a file that is no trace, or cannot be read.
 
@@ -85,10 +88,13 @@ def plan(trace, step=None, *, stream=None, capacity=None, rounding=None, seconds
     if rounding is None:
         # Only a reader of problems counts buffers.
         rounding = 1 if "buffers" in trace.figures else GRANULE
+    rounding = parse_size(rounding, "rounding")
     if not 0 < rounding <= MAX_ROUNDING or rounding & (rounding - 1):
         raise ValueError(f"a rounding of {rounding} bytes: it must be a power of two of at most {MAX_ROUNDING}")
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}")
+    step, stream = (
+        None if given is None else _number(given, what) for given, what in ((step, "step"), (stream, "stream"))
+    )
+    workers = None if workers is None else parse_count(workers, "workers")
     capacity = 0 if capacity is None else parse_size(capacity, "capacity")
     if not seconds >= 0:
         raise ValueError(f"seconds must be at least 0, got {seconds}")
@@ -116,6 +122,12 @@ def plan(trace, step=None, *, stream=None, capacity=None, rounding=None, seconds
         step=number,
         trace_events=len(trace),
     )
+
+
+def _number(value, what):
+    if isinstance(value, bool):
+        raise TypeError(f"{what} must be an integer, not a bool")
+    return operator.index(value)
 
 
 def _step_of(trace, step):

@@ -9,6 +9,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 
 from vpool import sources
 from vpool.errors import FormatError
+from vpool.files import whole_file
 from vpool.sizes import format_bytes, parse_size
 from vpool.strategies import GRANULE, Dynamic, Fixed, Hybrid, Strategy
 
@@ -165,8 +166,8 @@ class Policy:
     def save(self, path):
         """Write the policy as a file that `load` reads as an equal one."""
         text = self.dumps()
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+        with whole_file(path) as file:
+            file.write(text.encode())
 
     def dumps(self):
         """The text of the policy's file.

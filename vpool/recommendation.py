@@ -2,6 +2,7 @@
 
 from dataclasses import asdict, dataclass, field
 
+from vpool.files import whole_file
 from vpool.policy import Policy
 from vpool.sizes import format_bytes
 from vpool.tables import table
@@ -100,8 +101,8 @@ class Recommendation:
     def save(self, path):
         """Write the policy's file; OSError where that fails."""
         text = self.dumps()
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+        with whole_file(path) as file:
+            file.write(text.encode())
 
     def to_dict(self):
         """All of it, as plain Python types; the policy is the text of its file."""

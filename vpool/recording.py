@@ -53,13 +53,20 @@ class Recording(Trace):
         self._recorder = recorder
         self._capacity = checked_capacity(capacity)
         self._sites = Sites(*sites) if sites else None
-        self._began = 0
+        self._began: int | None = None
+        self._running = False
 
     def __enter__(self):
+        if self._began is not None:
+            raise RuntimeError("a recording can be entered once: call pool.record() again")
         self._began = self._recorder.start(self._capacity, self._sites)
+        self._running = True
         return self
 
     def __exit__(self, *exc_info):
+        if not self._running:  # the pool may have another one by now
+            raise RuntimeError("this recording is not going on")
+        self._running = False
         try:
             (figures, blocks, held), (first, events), pieces = self._recorder.stop()
             spans = [(self._recorder.fixed_span(), figures.get("fixed_noted", 0)), ((0, 2**64), figures["noted"])]

@@ -157,6 +157,21 @@ class Report:
         return self._figures["grows"]
 
     @property
+    def adaptive(self):
+        """Whether the pool gives idle segments back by itself."""
+        return self._figures.get("adaptive", False)
+
+    @property
+    def rounding(self):
+        """Bytes of which blocks are multiples; None where that is not known, as of recordings."""
+        return self._figures.get("rounding")
+
+    @property
+    def minimum_remainder(self):
+        """Where less would be left of a free block, it is lent whole; None where that is not known."""
+        return self._figures.get("minimum_remainder")
+
+    @property
     def base_slack_bytes(self):
         """What a segment has to have more where the source's addresses are no multiples of 256."""
         return self._figures["base_slack_bytes"]

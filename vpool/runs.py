@@ -13,6 +13,7 @@ from vpool._interface.replay import Replayer
 from vpool.errors import PatternError, SourceError
 from vpool.report import Report
 from vpool.shortage import Shortage
+from vpool.sizes import parse_count
 
 __all__ = ["Figures", "ReplayResult", "measure", "pool_for", "run", "streams_of"]
 
@@ -110,8 +111,7 @@ def run(
     progress=None,
 ):
     """Replay a trace by a policy: see `vpool.replay`, which takes names, paths and sizes as well."""
-    if passes < 1:
-        raise ValueError(f"passes must be at least 1, got {passes}")
+    passes = parse_count(passes, "passes")
     pool = pool_for(policy, source, capacity)
     if patterns and not pool.source.has_memory:
         raise ValueError(f"source {pool.source.name!r} has no memory to write patterns into")

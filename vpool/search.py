@@ -108,7 +108,7 @@ class Space:
             core = max(GRANULE, point.core)
             strategy = Hybrid(core, point.blocks or None, point.watermark, dynamic=dynamic, headroom=0, **band)
         if self.capacity is not None:
-            strategy = strategy.within(self.capacity)
+            strategy = strategy.within(max(GRANULE, self.capacity))  # less serves nothing
         return Policy(strategy, point.rounding, point.remainder)
 
     def grid(self):

@@ -3,7 +3,7 @@
 import operator
 import re
 
-__all__ = ["MAX_SIZE", "format_bytes", "parse_size", "plural"]
+__all__ = ["MAX_SIZE", "format_bytes", "parse_count", "parse_size", "plural"]
 
 MAX_SIZE = 2**63 - 1
 
@@ -64,6 +64,24 @@ def parse_size(value, what="size"):
     if size > MAX_SIZE:
         raise OverflowError(f"{what} must fit 63 bits, got {size}")
     return size
+
+
+def parse_count(value, what):
+    """A number of at least 1.
+
+    Raises
+    ------
+    TypeError
+        For a bool, or what is no integer.
+    ValueError
+        For a smaller one.
+    """
+    if isinstance(value, bool):
+        raise TypeError(f"{what} must be an integer, not a bool")
+    count = operator.index(value)
+    if count < 1:
+        raise ValueError(f"{what} must be at least 1, got {count}")
+    return count
 
 
 def format_bytes(nbytes):

@@ -3,12 +3,13 @@
 import io
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from vpool.details import packed_names, unpacked_names
 from vpool.errors import FormatError
+from vpool.files import whole_file
 from vpool.formats.npz import arrays_of
 from vpool.report import BLOCK_DTYPE, SEGMENT_DTYPE, Report
 from vpool.sizes import format_bytes, plural
@@ -98,11 +99,12 @@ class Snapshot:
             format_version=FORMAT_VERSION,
             taken=self.taken,
             figures=json.dumps(self._figures),
-            sites=np.array(self.sites, str),
+            sites=packed_names(self.sites),
             segments=self.segments,
             **{f"block_{field}": self.blocks[field] for field in _FIELDS},
         )
-        Path(path).write_bytes(archive.getbuffer())
+        with whole_file(path) as file:
+            file.write(archive.getbuffer())
 
     @classmethod
     def load(cls, path):
@@ -142,12 +144,12 @@ class Snapshot:
             if column.dtype != SNAPSHOT_DTYPE[field] or column.shape != (count,):
                 raise FormatError(f"array block_{field} of {column.dtype} and shape {column.shape} does not fit")
             blocks[field] = column
-        if segments.dtype != SEGMENT_DTYPE or segments.ndim != 1 or loaded["sites"].dtype.kind != "U":
-            raise FormatError("arrays of segments or sites that are none")
-        sites = [str(site) for site in loaded["sites"]]
+        if segments.dtype != SEGMENT_DTYPE or segments.ndim != 1:
+            raise FormatError("an array of segments that is none")
+        sites = unpacked_names(loaded["sites"], "sites")
         if count and (int(blocks["segment"].max()) >= len(segments) or int(blocks["site"].max()) >= len(sites)):
             raise FormatError("a block names a segment or a site that is not there")
-        figures = json.loads(str(loaded["figures"]))
+        figures = json.loads(str(loaded["figures"]), parse_constant=_refused)
         figures["tags"] = {int(number): row for number, row in figures["tags"].items()}
         names = [figures["name"], *(row["tag"] for row in figures["tags"].values())]
         if not all(isinstance(name, str) for name in names):
@@ -155,7 +157,8 @@ class Snapshot:
         if not (np.isin(blocks["state"], _STATES).all() and (blocks["age_us"] >= -1).all()):
             raise FormatError("a block has a state or an age that is none")
         snapshot = cls(figures, blocks, segments, sites, float(loaded["taken"]))
-        snapshot.report.to_dict()  # every figure that it needs is there
+        report = snapshot.report
+        report.to_dict(), str(report)  # every figure that it needs is there, and a number where one is shown
         return snapshot
 
     def diff(self, later):
@@ -243,6 +246,10 @@ class SnapshotDiff:
             if len(rows) > _MOST_ROWS:
                 lines.append(f"and {len(rows) - _MOST_ROWS} more")
         return "\n".join(lines)
+
+
+def _refused(constant):
+    raise FormatError(f"a figure is {constant}, which is none")
 
 
 def _identity(rows):

@@ -10,7 +10,7 @@ from pathlib import Path
 from vpool.policy import Policy
 from vpool.recommendation import Expected, Recommendation
 from vpool.search import Point, Space, search
-from vpool.sizes import format_bytes, parse_size
+from vpool.sizes import format_bytes, parse_count, parse_size
 from vpool.trace import Trace
 from vpool.trials import Study, Workload, halves, on_threads
 
@@ -99,8 +99,8 @@ def tune(
     """
     traces = _named(traces)
     goal = _Goal(objective, capacity, call_bytes)
-    trials, passes = _count(trials, "trials"), _count(passes, "passes")
-    workers = None if workers is None else _count(workers, "workers")
+    trials, passes = parse_count(trials, "trials"), parse_count(passes, "passes")
+    workers = None if workers is None else parse_count(workers, "workers")
     seed = operator.index(seed)
     workloads = {
         name: Workload(part, goal.capacity, passes, maintain) for name, part in _parts(traces, holdout).items()
@@ -146,15 +146,6 @@ def _named(traces):
     if not named:
         raise ValueError("there is no trace to tune for")
     return named
-
-
-def _count(value, what):
-    if isinstance(value, bool):
-        raise TypeError(f"{what} must be an integer, not a bool")
-    value = operator.index(value)
-    if value < 1:
-        raise ValueError(f"{what} must be at least 1, got {value}")
-    return value
 
 
 class _Goal:

@@ -9,7 +9,7 @@ from vpool._management.areas cimport Areas
 from vpool._management.core cimport Core
 from vpool._management.idle cimport idle_movable
 from vpool._management.journal cimport Journal
-from vpool._management.state cimport STATE_MAPPED, CoreState, slot_count
+from vpool._management.state cimport STATE_ADAPTIVE, STATE_MAPPED, CoreState, slot_count
 from vpool._management.walk cimport WAITS_FOR_NOTHING, BlockCopy, SegmentCopy, Totals, walk_copy, walk_totals
 
 from vpool._interface.tags import name_of
@@ -71,7 +71,7 @@ cdef tuple copy_records(Areas areas, str name):
             "share": read_core_share(areas),
             "smallest": areas.smallest,
             "largest": min(areas.smallest + areas.band, areas.fixed_bytes),
-            "block_sizes": areas.block_sizes,
+            "block_sizes": [list(pair) for pair in areas.block_sizes],
             "exclusive": areas.core_only,
             "oversize": atomic_read(areas.oversize),
             "largest_oversize": atomic_read(areas.largest_oversize),
@@ -81,7 +81,9 @@ cdef tuple copy_records(Areas areas, str name):
     except SourceError:
         device_free = device_total = None         # a report is wanted most when the device does not answer
     figures.update(
-        tags=read_tags(areas), grows=areas.grows, name=name, source=core.source.name, device=core.source.device,
+        tags=read_tags(areas), grows=areas.grows, adaptive=(core.state.word & STATE_ADAPTIVE) != 0,
+        rounding=core.rounding, minimum_remainder=core.minimum_remainder,
+        name=name, source=core.source.name, device=core.source.device,
         device_free_bytes=device_free, device_total_bytes=device_total,
     )
     return figures, blocks, segments

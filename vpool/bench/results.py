@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 import numpy as np
 
 from vpool.errors import FormatError
+from vpool.files import whole_file
 from vpool.sizes import format_bytes
 
 __all__ = ["Results", "Row", "device_peers", "place", "ratio"]
@@ -142,8 +143,8 @@ class Results:
         head = {name: value for name, value in self.to_dict().items() if name != "rows"}
         lines = ",\n".join(f"  {json.dumps(_rounded(asdict(row)))}" for row in self.rows)
         text = json.dumps(head, indent=1)[:-2]
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(f'{text},\n "rows": [\n{lines}\n ]\n}}\n')
+        with whole_file(path) as file:
+            file.write(f'{text},\n "rows": [\n{lines}\n ]\n}}\n'.encode())
 
     @classmethod
     def load(cls, path):

@@ -5,7 +5,8 @@ from vpool.bench.drawing import draw, empty_figure
 from vpool.bench.goals import goals
 from vpool.bench.page import page
 from vpool.bench.shown import number, tables_of
-from vpool.commands.console import expect_output, progress, show_tables
+from vpool.commands.console import expect_output, expect_plot, progress, show_tables
+from vpool.files import whole_file
 
 HELP = "Measure what an allocation costs on this machine, beside the cost of a lock and every peer that is installed."
 JSON = {
@@ -37,8 +38,10 @@ def _groups(text):
 
 def run(args):
     written = args.json if isinstance(args.json, str) else None
-    for path in (written, args.plot, args.page):
-        expect_output(path, *args.traces, *([args.earlier] if args.earlier else []))
+    read = (*args.traces, args.earlier)
+    expect_output(written, *read)
+    expect_output(args.page, *read, beside=[written])
+    expect_plot(args.plot, *read, beside=[written, args.page])
     figure = empty_figure() if args.plot else None
     if args.earlier:
         results = Results.load(args.earlier)
@@ -52,8 +55,8 @@ def run(args):
         figure.savefig(args.plot)
     if args.page:
         text = page(results)
-        with open(args.page, "w", encoding="utf-8") as file:
-            file.write(text)
+        with whole_file(args.page) as file:
+            file.write(text.encode())
     checked = goals(results) if args.check else []
     if args.json is not True:
         _show(results, checked)

@@ -21,7 +21,7 @@ def prepare(parser):
 
 
 def run(args):
-    expect_plot(args.plot, *args.traces)
+    expect_plot(args.plot, *args.traces, *(args.strategy or ()))
     with progress("comparing") as show:
         result = compare(args.traces, args.strategy, args.capacity, peers=not args.no_peers, progress=show)
     if args.plot:

@@ -11,21 +11,32 @@ from vpool.tables import printable, table
 __all__ = ["expect_output", "expect_plot", "progress", "show_tables", "table"]
 
 
-def expect_output(path, *inputs):
+def expect_output(path, *inputs, beside=()):
     """Before anything takes time: a file can be written, and is none of those that are read.
+
+    Parameters
+    ----------
+    path : str or None
+    *inputs : str or None
+        Files to read; what is none, as the name of a strategy, does no harm.
+    beside : iterable of str or None
+        Other files to write.
 
     Raises
     ------
     ValueError
         For a file that is read: what is written lacks what only that had, and a write that fails would leave neither.
+        For one that is written already.
     OSError
         Where there is no folder for it, or no permission.
     """
     if path is None:
         return
+    if any(one is not None and os.path.realpath(one) == os.path.realpath(path) for one in beside):
+        raise ValueError(f"{path} is to be written twice: name another file")
     reason = None
     if os.path.exists(path):
-        if any(os.path.exists(one) and os.path.samefile(one, path) for one in inputs):
+        if any(one is not None and os.path.exists(one) and os.path.samefile(one, path) for one in inputs):
             raise ValueError(f"{path} is the file to read: name another one to write")
         if os.path.isdir(path):
             reason = errno.EISDIR
@@ -41,7 +52,7 @@ def expect_output(path, *inputs):
         raise OSError(reason, os.strerror(reason), path)
 
 
-def expect_plot(path, *inputs):
+def expect_plot(path, *inputs, beside=()):
     """Before anything takes time: a picture can be drawn and written there, as `expect_output` says of any file.
 
     Raises
@@ -53,7 +64,7 @@ def expect_plot(path, *inputs):
     """
     if path is None:
         return
-    expect_output(path, *inputs)
+    expect_output(path, *inputs, beside=beside)
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -57,7 +57,7 @@ def run(args):
     form = args.to or by_suffix(args.out)
     if form is None:
         raise ValueError(f"the ending of {args.out} means no format; name one with --to: {', '.join(FORMATS)}")
-    expect_output(args.out, args.trace)
+    expect_output(args.out, args.trace, args.strategy)
     trace = Trace.load(args.trace, args.device)
     if args.events:
         trace = trace.part(*args.events)

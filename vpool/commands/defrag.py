@@ -1,10 +1,10 @@
 """``vpool defrag``."""
 
 from vpool.commands.inspect import is_snapshot
+from vpool.commands.replay import size
 from vpool.defrag import report
 from vpool.moments import moment
 from vpool.placing import placed
-from vpool.sizes import parse_size
 from vpool.snapshot import Snapshot
 from vpool.trace import Trace
 
@@ -13,11 +13,13 @@ HELP = "Tell what keeps free memory from being whole, in a snapshot or at the wo
 
 def prepare(parser):
     parser.add_argument("file", metavar="FILE", help="a snapshot, or a trace file of any format that vpool reads")
-    parser.add_argument("--need", metavar="BYTES", help="the free range to be made, as 3GiB; the longest if not given")
+    parser.add_argument(
+        "--need", type=size, metavar="BYTES", help="the free range to be made, as 3GiB; the longest if not given"
+    )
     parser.add_argument("--device", metavar="N", help="the device to read, of a file that has several")
     parser.add_argument("--strategy", metavar="S", help="replay the trace with a strategy or a policy file")
     parser.add_argument(
-        "--capacity", metavar="N", help="what the replay's pool may take, as 20GiB; no bound if not given"
+        "--capacity", type=size, metavar="N", help="what the replay's pool may take, as 20GiB; no bound if not given"
     )
 
 
@@ -36,5 +38,5 @@ def _snapshot(args):
         return Snapshot.load(args.file)
     trace = Trace.load(args.file, args.device)
     if trace.details is None or replays:
-        trace = placed(trace, args.strategy, None if args.capacity is None else parse_size(args.capacity, "capacity"))
+        trace = placed(trace, args.strategy, args.capacity)
     return moment(trace, trace.peak_event)

@@ -41,7 +41,7 @@ def prepare(parser):
 
 def run(args):
     name, *arguments = args.program[1:] if args.program[0] == "--" else args.program
-    expect_output(args.record, *(() if args.module else [name]), *([args.policy] if args.policy else []))
+    expect_output(args.record, None if args.module else name, args.policy)
     if args.policy:
         Policy.load(args.policy)  # errors in it are ours to tell, and not the program's
         os.environ["VPOOL_POLICY"] = os.path.abspath(args.policy)

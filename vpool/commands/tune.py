@@ -32,8 +32,9 @@ def prepare(parser):
 
 
 def run(args):
-    expect_output(args.output, *args.traces)
-    expect_plot(args.plot, *args.traces)
+    expect_output(args.study, *args.traces)
+    expect_output(args.output, *args.traces, beside=[args.study])
+    expect_plot(args.plot, *args.traces, beside=[args.study, args.output])
     with progress("tuning") as show:
         found = tune(
             args.traces,

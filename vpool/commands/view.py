@@ -5,6 +5,7 @@ from pathlib import Path
 from vpool.commands.console import expect_output
 from vpool.commands.inspect import is_snapshot
 from vpool.commands.replay import size
+from vpool.files import whole_file
 from vpool.pages import page_of_snapshot, page_of_trace
 from vpool.placing import placed
 from vpool.sizes import format_bytes
@@ -28,7 +29,7 @@ def prepare(parser):
 
 
 def run(args):
-    expect_output(args.out, args.file)
+    expect_output(args.out, args.file, args.strategy)
     title = Path(args.file).name
     notes: list[str] = []
     if is_snapshot(args.file):
@@ -42,7 +43,8 @@ def run(args):
         notes = trace.notes
         found = {"kind": "trace", "events": len(trace), "allocations": trace.allocations, "notes": notes}
     written = page.encode()
-    Path(args.out).write_bytes(written)
+    with whole_file(args.out) as file:
+        file.write(written)
     if not args.json:
         count = "blocks" if "blocks" in found else "events"
         print(f"{args.out}: {found[count]:,} {count}, {format_bytes(len(written))}")

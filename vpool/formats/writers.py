@@ -4,7 +4,6 @@ None of them but vpool's own has a place for everything.  Addresses are those of
 that are live at once do not overlap.
 """
 
-import contextlib
 import gzip
 import json
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vpool.files import whole_file
 from vpool.formats import kineto_writer, npz, pprof, torch_writer
 from vpool.formats.placement import Placement, failed_before
 
@@ -40,22 +40,12 @@ def write(trace, path, form):
     """Write a trace to a file, which stays as it was if that fails."""
     if form not in FORMATS:
         raise ValueError(f"no format {form!r}; there are {', '.join(FORMATS)}")
-    target = Path(path)
-    # Beside it, so that it can take its place; a device or a pipe is written as it is.
-    whole = not target.exists() or target.is_file()
-    written = target.with_name(f".{target.name}.{os.getpid()}.part") if whole else target
-    try:
-        with gzip.open(written, "wb") if target.suffix == ".gz" else open(written, "wb") as file:
+    with whole_file(path) as file:
+        if Path(path).suffix == ".gz":
+            with gzip.GzipFile(os.fspath(path), "wb", fileobj=file) as packed:
+                FORMATS[form](trace, packed)
+        else:
             FORMATS[form](trace, file)
-        if whole:
-            os.replace(written, target.resolve())
-    except BaseException as error:
-        if isinstance(error, OSError) and error.filename == str(written):
-            error.filename, error.filename2 = str(path), None
-        if whole:
-            with contextlib.suppress(OSError):
-                written.unlink()
-        raise
 
 
 def _hex(stream):
