@@ -331,6 +331,27 @@ def test_idle_segments_whose_work_goes_on_are_waited_for():
         pool.check()
 
 
+@pytest.mark.parametrize("gone", [False, True])
+def test_just_enough_is_waited_for(gone):
+    """The stream whose segment makes room, no other; the device where it is out of reach."""
+    with full_pool(12 * MIB, initial=4 * MIB) as pool:
+        driver = pool.source.driver
+        slow, quick, mine = (driver.create_stream() for _ in range(3))
+        pool.allocate(3 * MIB, slow)
+        ptrs = [pool.allocate(nbytes, stream) for nbytes, stream in ((6 * MIB, quick), (MIB, slow))]
+        number, position = driver.number_of(slow), driver.queue_work(slow)
+        driver.queue_work(quick)
+        for ptr in ptrs:
+            pool.deallocate(ptr)
+        if gone:
+            driver.destroy_stream(quick)
+        pool.allocate(7 * MIB, mine)
+        assert hits(pool, WAIT) == 1
+        assert driver.finished(number, position) == gone
+        assert (driver.calls()["synchronize"][0] > 0) == gone
+        pool.check()
+
+
 def test_a_block_that_many_streams_use_is_waited_for_behind_events():
     with full_pool(on_pressure="raise") as pool:
         driver = pool.source.driver

@@ -1,6 +1,7 @@
 """A pool whose segments RMM gives, as far as that goes without a device."""
 
 import sys
+import threading
 import types
 
 import pytest
@@ -109,6 +110,47 @@ def test_a_resource_that_fails(pool, resource, caplog):
     assert "the device is lost" in caplog.text
     resource.error = None
     assert pool.allocate(16 * MIB)
+
+
+@pytest.mark.parametrize("call", ["allocate", "allocate at an alignment", "check", "maintain", "trim", "inspect"])
+def test_a_pool_that_is_called_while_it_asks_the_resource(resource, driver, call):
+    """By what a collection runs there, or by a handler of what the resource logs: on the thread that grows the pool."""
+
+    class Calls(Resource):
+        def allocate(self, nbytes, stream):
+            inside, self.inside = self.inside, None
+            if inside:
+                inside()
+            return super().allocate(nbytes, stream)
+
+    def allocate(alignment=256):
+        pool.deallocate(pool.allocate(KIB))
+        with pytest.raises(vpool.OutOfMemoryError) as caught:
+            pool.allocate(MIB, alignment=alignment)
+        assert "the device refused 1.00 MiB" in str(caught.value)
+
+    def grow():
+        own.inside = calls[call]
+        done.append(pool.allocate(16 * MIB))
+
+    own, done = Calls(driver), []
+    own.inside = None
+    strategy = vpool.Hybrid(MIB, block=64 * KIB, watermark=0.01, dynamic=vpool.Dynamic(initial=MIB, limit=128 * MIB))
+    pool = vpool.Pool(strategy, source=plugin.source(own))
+    held = pool.empty(64 * KIB)
+    calls = {
+        "allocate": allocate, "allocate at an alignment": lambda: allocate(4 * KIB), "check": pool.check,
+        "maintain": pool.maintain, "trim": pool.trim, "inspect": pool.inspect,
+    }  # fmt: skip
+    thread = threading.Thread(target=grow, daemon=True)
+    thread.start()
+    thread.join(60)
+    assert done, "a deadlock"
+    pool.deallocate(done[0])
+    held.close()
+    pool.check()
+    pool.close()
+    assert own.lent == {}
 
 
 def test_an_address_that_is_not_aligned_goes_back(pool, resource, caplog):

@@ -83,6 +83,45 @@ def test_a_forgotten_stream_needs_no_wait_for_the_device(pool):
     assert driver.calls_on_dead_streams == 0
 
 
+@pytest.mark.parametrize("captures", [False, True])
+@pytest.mark.parametrize("passed", ["its number", "an object of the new stream", "the old object"])
+def test_who_has_the_handle_of_a_stream_that_is_gone_is_not_forgotten_in_its_place(pool, passed, captures):
+    """What is marked on the new stream says nothing of the work that the old one left behind."""
+    driver = pool.source.driver
+    handle, other = driver.create_stream(), Stream(driver)
+    number, old, new = driver.number_of(handle), types.SimpleNamespace(handle=handle), types.SimpleNamespace()
+    ptr = pool.allocate(CAPACITY, old if passed == "the old object" else handle)
+    position = driver.queue_work(handle)
+    pool.deallocate(ptr)
+    driver.destroy_stream(handle)
+    new.handle = driver.create_stream(handle)
+    if captures:
+        driver.begin_capture(handle)
+    pool.forget_stream({"its number": handle, "the old object": old}.get(passed, new))
+    if captures:
+        assert driver.end_capture(handle)
+    assert pool.allocate(CAPACITY, other) == ptr
+    assert driver.ordered(other.handle, None, position, number=number)
+    assert driver.calls_on_dead_streams == 0
+
+
+def test_more_streams_than_a_pool_tells_apart():
+    """The error says what helps; a pool that never waits does not for a slot either."""
+    driver = SimulatedDriver(CAPACITY)
+    source = vpool.sources.Source(driver, "simulated", has_memory=False, checks_handles=False)
+    with vpool.Pool(vpool.Dynamic(initial=CAPACITY, limit=CAPACITY), source, on_pressure="raise") as pool:
+        for number in range(4095):
+            pool.record_stream(0, 0x100000 + 16 * number)
+        before = driver.calls()["synchronize"][0]
+        with pytest.raises(MemoryError, match=r"knows 4,095 streams and has no room for 0xf0000: forget_stream\(\)"):
+            pool.allocate(256, 0xF0000)
+        assert driver.calls()["synchronize"][0] == before
+        pool.forget_stream(0x100000)
+        assert pool.allocate(256, 0xF0000)
+        assert driver.calls()["synchronize"][0] == before
+        pool.check()
+
+
 def test_a_stream_is_not_touched_by_what_happens_while_its_object_is_finalised(pool):
     """A finaliser comes before the weak references are cleared: what tells of the death is too late."""
     driver = pool.source.driver

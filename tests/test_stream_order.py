@@ -1,7 +1,12 @@
 """Memory is never given out while unfinished work may touch it, unless its new owner is ordered after that work."""
 
+import ctypes
 import gc
+import os
+import subprocess
+import sysconfig
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -448,3 +453,71 @@ def test_per_thread_default_streams_differ_by_thread():
         # Another thread's stream cannot be named, so the device had to be waited for each time.
         assert drains == sorted(set(drains))
         pool.check()
+
+
+@pytest.fixture(scope="module")
+def run_steps(tmp_path_factory):
+    """Calls a function several times on a thread that Python did not make."""
+    library = tmp_path_factory.mktemp("thread") / "thread.so"
+    source = Path(__file__).parent / "helpers" / "foreign_thread.c"
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "gcc").split()[0]
+    subprocess.run([compiler, "-shared", "-fPIC", "-pthread", source, "-o", library], check=True)
+    run = ctypes.CDLL(library).run_steps
+    run.argtypes = (ctypes.CFUNCTYPE(None, ctypes.c_int), ctypes.c_long)
+
+    def run_all(*steps):
+        failed = []
+
+        @run.argtypes[0]
+        def step(number):
+            try:
+                steps[number]()
+            except BaseException as error:
+                failed.append(error)
+
+        assert run(step, len(steps)) == 0
+        assert failed == []
+
+    return run_all
+
+
+def test_the_stream_of_a_thread_that_python_did_not_make_lasts_between_its_calls(run_steps):
+    """Python forgets such a thread after each call; its stream may still get work, and is nobody else's."""
+    with ordered_pool(MIB) as pool:
+        driver = pool.source.driver
+        own = driver.create_stream()
+        ptr = pool.allocate(MIB, own)
+        seen = []
+
+        def meet_others():
+            pool.trim()
+            pool.record_stream(0, driver.create_stream())
+
+        def elsewhere():
+            thread = threading.Thread(target=meet_others)
+            thread.start()
+            thread.join()
+
+        def work():
+            seen.append(driver.queue_work(2))
+
+        def free_and_allocate():
+            pool.deallocate(ptr)
+            assert pool.allocate(MIB, own) == ptr
+            assert driver.ordered(own, 2, seen[0])
+
+        others = (lambda: pool.record_stream(0, driver.create_stream()) for _ in range(70))
+        run_steps(*others, lambda: pool.record_stream(ptr, 2), elsewhere, work, free_and_allocate)
+        pool.check()
+
+
+def test_a_thread_that_python_did_not_make_has_one_slot(run_steps):
+    with ordered_pool(MIB) as pool:
+
+        def reuse():
+            ptr = pool.allocate(MIB, 2)
+            pool.source.driver.queue_work(2)
+            pool.deallocate(ptr)
+
+        run_steps(*[reuse] * 10)
+        assert pool.crossings["waits"] == 0

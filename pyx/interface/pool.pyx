@@ -407,7 +407,8 @@ cdef class Pool(Mover):
         """Let go of a stream, best right before it is destroyed.
 
         Its free memory serves the other streams without a wait for the device, and a stream that gets
-        its handle inherits nothing.  Its live blocks stay.
+        its handle inherits nothing.  Its live blocks stay.  One that goes on is met anew: tell by `record_stream`
+        again which blocks of other streams it still uses.
         """
         self.must_be_mine()
         self.streams.forget(stream)

@@ -13,7 +13,7 @@ from vpool._interface.diagnosis cimport forked
 from vpool._management.areas cimport Areas
 from vpool._management.order cimport thread_number
 from vpool._management.state cimport STATE_CLOSED, STATE_FORKED
-from vpool._storage.driver cimport STATUS_OK
+from vpool._storage.driver cimport CAPTURE_NONE, STATUS_OK
 
 from vpool.errors import SourceError
 from vpool.streams import HOST, read_stream, stream_handle
@@ -218,6 +218,8 @@ cdef class StreamTable:
         key = id(stream)
         with self.changing:
             before = self.by_object.get(key)
+            if atomic_read(self.areas.state.table[<int> known[1]].gone):
+                return 0                          # forgotten meanwhile
             if before is None or before[0]() is not stream:
                 self.by_object[key] = known
                 if kept is not None:
@@ -337,10 +339,22 @@ cdef class StreamTable:
             return slot
         return self.open_slot(handle, unique_id, 0)
 
+    cdef bint is_still(self, int slot) noexcept:
+        """Whether a handle that the caller passes, which exists, is still that of a slot's stream."""
+        cdef uint64_t handle = atomic_read(self.areas.state.table[slot].stream)
+        cdef uint64_t unique_id = 0
+        cdef int capture, status
+        with nogil:
+            status = self.areas.core.source.ask_capture(handle, &capture)
+            if status == STATUS_OK and capture == CAPTURE_NONE:      # else to ask for its id would invalidate that
+                status = self.areas.core.source.driver.stream_id(handle, &unique_id)
+        return status == STATUS_OK and unique_id == atomic_read(self.areas.state.table[slot].unique_id)
+
     cdef int open_slot(self, uint64_t handle, uint64_t unique_id, uint64_t thread) except -1:
         cdef int slot = -1
         cdef int before
-        if thread and not hasattr(_defaults, "ends"):
+        if thread and not hasattr(_defaults, "ends") and not isinstance(
+                threading.current_thread(), threading._DummyThread):
             _defaults.ends = _ThreadEnd()
         with self.changing:
             if thread and thread in self.by_thread:
@@ -356,22 +370,27 @@ cdef class StreamTable:
                 self.by_thread[thread] = slot
             else:
                 self.by_handle[handle] = slot
-        if thread:
-            _defaults.ends.note(self, slot, thread)
+        ends = getattr(_defaults, "ends", None) if thread else None
+        if ends is not None:
+            ends.note(self, slot, thread)
         return slot
 
     cdef int make_slot(self, uint64_t handle, uint64_t unique_id, uint64_t thread, uint64_t capture) except -1:
         """A slot that nothing leads to yet, new or of a stream that is gone.  `changing` is held."""
         cdef int slot = -1
+        # A wait for the device would invalidate the capture, and a pool may be one that never waits.
+        cdef bint may_drain = capture == 0 and self.areas.core.may_wait
         with nogil:
             if self.areas.state.slots >= ENOUGH_SLOTS:
                 slot = self.areas.reopen_slot(handle, unique_id, thread, capture, False)
             if slot < 0:
                 slot = self.areas.open_slot(handle, unique_id, thread, capture)
             if slot < 0:
-                slot = self.areas.reopen_slot(handle, unique_id, thread, capture, True)
+                slot = self.areas.reopen_slot(handle, unique_id, thread, capture, may_drain)
         if slot < 0:
-            raise MemoryError(f"no slot left for stream {handle:#x}: {self.areas.state.slots} are in use")
+            raise MemoryError(
+                f"pool {self.name!r} knows {self.areas.state.slots - 1:,} streams and has no room for {handle:#x}:"
+                " forget_stream() lets go of one, best before it is destroyed")
         self.drop_slot(slot)
         return slot
 
@@ -414,12 +433,14 @@ cdef class StreamTable:
         cdef bint lasts
         known = self.by_object.get(id(stream))
         if known is not None and known[0]() is stream:
-            slot = known[1]                       # its handle may be another stream's by now
+            slot = known[1]
         else:
             slot = self.by_handle.get(self.handle_of(stream, &lasts), -1)
         if slot > 0:
             with self.changing:
                 self.drop_slot(slot)
+            if not self.is_still(slot):
+                self.areas.slot_is_gone(slot)     # and what is marked on its handle proves nothing of it
             with nogil:
                 self.areas.retire_slot(slot)
             self.let_go_of_objects(True)
@@ -458,7 +479,11 @@ cdef bint _tells_in_time(type its):
 
 
 class _ThreadEnd:
-    """Lives in a thread's local storage, which is dropped when the thread ends."""
+    """Lives in a thread's local storage, which is dropped when the thread ends.
+
+    Not of a thread that Python did not make: that has one for each call into Python, and goes on after it.  Nothing
+    tells of its end, so its slot stays its own.
+    """
 
     def __init__(self):
         self.slots = {}

@@ -4,7 +4,7 @@ from libc.stdint cimport uint16_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from vpool._base.lock cimport atomic_add, atomic_read, atomic_write, spin_lock, spin_unlock
-from vpool._base.turn cimport turn_give, turn_is_taken, turn_take
+from vpool._base.turn cimport turn_give, turn_is_mine, turn_is_taken, turn_take
 from vpool._base.memory cimport lazy_release
 from vpool._base.types cimport GRANULE, BlockId, round_up
 from vpool._management.adapt cimport adapt_look
@@ -433,9 +433,13 @@ cdef class Areas:
 
     cdef void check(self, Broken* broken) noexcept nogil:
         """Look whether every invariant holds; `broken` names the first that does not."""
-        turn_take(&self.state.growth_turn)        # what is mapped changes in turns only
+        # What is mapped changes in turns only.  A source may call this while its pool asks it for memory.
+        cdef bint mine = turn_is_mine(&self.state.growth_turn)
+        if not mine:
+            turn_take(&self.state.growth_turn)
         walk_check(self.core, broken)
-        turn_give(&self.state.growth_turn)
+        if not mine:
+            turn_give(&self.state.growth_turn)
         if broken.what == NULL and self.fixed is not None:
             walk_check(self.fixed, broken)
 

@@ -47,6 +47,7 @@ from vpool._management.order cimport (
     order_drain,
     order_forget,
     order_mark,
+    order_poll,
     order_reachable,
     order_waited,
 )
@@ -200,11 +201,16 @@ cdef class Core:
 
     cdef void retire_slot(self, int slot) noexcept nogil:
         """Never use a slot's handle again; what it freed so far is marked first, if that can be."""
+        cdef int status
         turn_take(&self.state.crossing_turn)
         self.state.table[slot].asking = True      # the caller names the stream
-        order_mark(&self.state, self.source, slot, atomic_read(self.state.arenas[slot].sequence))
+        status = order_mark(&self.state, self.source, slot, atomic_read(self.state.arenas[slot].sequence))
         atomic_write(self.state.table[slot].gone, True)
         self.state.table[slot].asking = False
+        if status == STATUS_OK:
+            # Where that is complete already, nothing needs to be waited for before another stream gets the slot.
+            order_poll(&self.state, self.source, slot)
+            self.state.table[slot].quiet = self.state.table[slot].marker_count == 0
         turn_give(&self.state.crossing_turn)
 
     cdef void make_restful(self, bint may_drain) noexcept nogil:

@@ -4,13 +4,13 @@ from libc.string cimport memset
 
 from vpool._base.bias cimport bias_drop, bias_take
 from vpool._base.lock cimport atomic_add, atomic_read, atomic_write, spin_lock, spin_unlock
-from vpool._base.turn cimport turn_give, turn_take
+from vpool._base.turn cimport turn_give, turn_is_mine, turn_take
 from vpool._base.types cimport BLOCK_FREE, GRANULE, SEGMENT_ROUNDING, Block, BlockId, round_down, round_up
 from vpool._management.arena cimport Arena, arena_allocated
 from vpool._management.core cimport STATUS_MISALIGNED, Core, core_live_bytes, request_broken
 from vpool._management.cross cimport cross_merge, cross_ready, cross_recall, cross_steal, cross_take_own
 from vpool._management.freelist cimport freelist_find
-from vpool._management.order cimport order_is_host, order_waited
+from vpool._management.order cimport order_await, order_is_host, order_waited
 from vpool._management.room cimport room_make
 from vpool._management.state cimport (
     RUNG_SEARCH,
@@ -102,6 +102,9 @@ cdef BlockId _merge(Core core, Request* request) noexcept nogil:
 
 cdef BlockId _grow(Core core, Request* request) noexcept nogil:
     """Ask the source for a segment by the growth rule, for less near a limit, at last for the need."""
+    if turn_is_mine(&core.state.growth_turn):
+        request.refused = request.nbytes          # the source calls its pool: it cannot be asked meanwhile
+        return 0
     if not turn_take(&core.state.growth_turn) or not _search(core, request):
         _grow_in_turn(core, request)
     turn_give(&core.state.growth_turn)
@@ -231,9 +234,53 @@ cdef BlockId _trim(Core core, Request* request) noexcept nogil:
     return _grow(core, request) if released or core.source.granularity else 0
 
 
+cdef int _slot_of_busy(CoreState* state) noexcept nogil:
+    """Slot of the largest segment that is one free block which work may still touch; -1 for none.  O(segments)."""
+    cdef Segment* segment
+    cdef Block* block
+    cdef uint64_t largest = 0
+    cdef uint32_t i
+    cdef int slot = -1
+    spin_lock(&state.lock)
+    for i in range(0 if state.keeps else state.segment_count):
+        segment = &state.segments[i]
+        if segment.edge == 0 or segment.mapped or segment.exported or segment.arena.captured or (
+                segment.nbytes <= largest):
+            continue
+        bias_take(&segment.arena.lock)
+        block = &segment.arena.blocks[segment.arena.blocks[segment.edge].next]
+        if block.state == BLOCK_FREE and block.nbytes == segment.nbytes and (
+                block.stamp > atomic_read(state.table[segment.arena.slot].done)):
+            largest = segment.nbytes
+            slot = segment.arena.slot
+        bias_drop(&segment.arena.lock)
+    spin_unlock(&state.lock)
+    return slot
+
+
+cdef BlockId _wait_for_some(Core core, Request* request) noexcept nogil:
+    """Wait for one stream after another that keeps a whole segment from going back, until there is enough room."""
+    cdef int status = STATUS_OK
+    cdef int slot = _slot_of_busy(&core.state)
+    cdef int _i
+    for _i in range(MOST_TRIES):
+        if slot < 0 or status != STATUS_OK:
+            break
+        take_crossing(core, request)
+        status = order_await(&core.state, core.source, slot)
+        give_crossing(core, request)
+        if status == STATUS_OK and _trim(core, request):
+            break
+        slot = _slot_of_busy(&core.state)
+    return request.block_id
+
+
 cdef BlockId _wait(Core core, Request* request) noexcept nogil:
-    """Wait for the device; then pending blocks are free, and what is idle can go."""
-    cdef int status = core.drain()
+    """Wait for the streams whose idle memory would do, else for all; then what is pending is free, and idle can go."""
+    cdef int status
+    if _wait_for_some(core, request) or request_broken(request):
+        return request.block_id
+    status = core.drain()
     if not order_waited(status):
         request.status = status
         return 0
@@ -292,6 +339,8 @@ cdef int ladder_ensure(Core core, uint64_t nbytes) noexcept nogil:
     request.arena = state.arenas[0]
     request.nbytes = round_up(nbytes, GRANULE)
     request.alignment = GRANULE
+    if turn_is_mine(&state.growth_turn):
+        return STATUS_OK                          # the source calls its pool, which grows just now
     turn_take(&state.growth_turn)
     for slot in range(slot_count(state)):
         bias_take(&state.arenas[slot].lock)

@@ -1,6 +1,7 @@
 """A turn that one thread has at a time, for work too long for a lock: asking the driver for memory.
 
-Who has the turn holds no lock.  Who waits for it sleeps, and must not hold the GIL or a lock.
+Who has the turn holds no lock.  Who waits for it sleeps, and must not hold the GIL or a lock.  A turn is not taken
+twice: a source that is written in Python may call the pool that asks it, which then sees that its thread has the turn.
 """
 
 cdef extern from *:
@@ -8,10 +9,12 @@ cdef extern from *:
     #ifndef VPOOL_BASE_TURN
     #define VPOOL_BASE_TURN
     #include <pthread.h>
+    #include <sys/syscall.h>
+    #include <unistd.h>
     typedef struct vpool_turn {
         pthread_mutex_t mutex;    /* of `taken`; held for a few instructions */
         pthread_cond_t given;
-        int taken;
+        int taken;                /* by the thread of that number; 0: by none */
     } vpool_turn;
 
     static inline void vpool_turn_init(vpool_turn* turn) {
@@ -31,7 +34,7 @@ cdef extern from *:
             waited = 1;
             pthread_cond_wait(&turn->given, &turn->mutex);
         }
-        turn->taken = 1;
+        turn->taken = (int) syscall(SYS_gettid);
         pthread_mutex_unlock(&turn->mutex);
         return waited;
     }
@@ -47,7 +50,14 @@ cdef extern from *:
         pthread_mutex_lock(&turn->mutex);
         taken = turn->taken;
         pthread_mutex_unlock(&turn->mutex);
-        return taken;
+        return taken != 0;
+    }
+    static inline int vpool_turn_is_mine(vpool_turn* turn) {
+        int taken;
+        pthread_mutex_lock(&turn->mutex);
+        taken = turn->taken;
+        pthread_mutex_unlock(&turn->mutex);
+        return taken != 0 && taken == (int) syscall(SYS_gettid);
     }
     #endif
     """
@@ -59,3 +69,4 @@ cdef extern from *:
     bint turn_take "vpool_turn_take"(Turn* turn) noexcept nogil
     void turn_give "vpool_turn_give"(Turn* turn) noexcept nogil
     bint turn_is_taken "vpool_turn_is_taken"(Turn* turn) noexcept nogil
+    bint turn_is_mine "vpool_turn_is_mine"(Turn* turn) noexcept nogil

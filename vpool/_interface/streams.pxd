@@ -45,6 +45,7 @@ cdef class StreamTable:
     cdef int drop_slot(self, int slot) except -1
     cdef uint64_t handle_of(self, stream, bint* lasts) except? 0
     cdef int slot_of_handle(self, uint64_t handle) except -1
+    cdef bint is_still(self, int slot) noexcept
     cdef int open_slot(self, uint64_t handle, uint64_t unique_id, uint64_t thread) except -1
     cdef int make_slot(self, uint64_t handle, uint64_t unique_id, uint64_t thread, uint64_t capture) except -1
     cdef int captured(self, object stream, uint64_t handle) except -1
