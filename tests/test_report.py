@@ -381,12 +381,12 @@ class TestAdvice:
         with simulated_pool(initial=0) as pool:
             for _ in range(1000):
                 pool.allocate(10)
-            assert "Rounding wastes 96% of what is allocated: 1,000 blocks of 256 B" in self.advice(pool)
+            assert "Rounding to 256 bytes wastes 96% of what is allocated: 1,000 blocks of 256 B" in self.advice(pool)
 
     def test_a_policy_that_rounds_to_more(self):
         with vpool.Pool(vpool.Dynamic(initial=0), source="simulated", rounding=2 * KIB) as pool:
             pool.allocate(100)
-            assert "Rounding wastes 95% of what is allocated: 1 block of 2.00 KiB" in self.advice(pool)
+            assert "Rounding to 2,048 bytes wastes 95% of what is allocated: 1 block of 2.00 KiB" in self.advice(pool)
 
     def test_free_memory_in_pieces(self):
         with simulated_pool(initial=16 * MIB) as pool:
