@@ -1,4 +1,4 @@
-"""The programs of the folder `examples` run, and do what they say."""
+"""The programs of the folder `docs/examples` run, and do what they say."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 import vpool
 
 ROOT = Path(__file__).resolve().parent.parent
-EXAMPLES = ROOT / "examples"
+EXAMPLES = ROOT / "docs" / "examples"
 
 
 def output_of(name, *arguments, cwd):
@@ -45,5 +45,5 @@ def test_server(tmp_path):
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_every_example_is_shown_and_tried(path):
-    assert f".. literalinclude:: ../examples/{path.name}\n" in (ROOT / "docs" / "examples.rst").read_text()
+    assert f".. literalinclude:: examples/{path.name}\n" in (ROOT / "docs" / "examples.rst").read_text()
     assert f'"{path.name}"' in Path(__file__).read_text()

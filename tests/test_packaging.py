@@ -63,7 +63,7 @@ def sdist(tmp_path_factory):
     return archive
 
 
-FOLDERS = (".ci", "docs", "examples", "pyx", "tests", "vpool")
+FOLDERS = (".ci", "docs", "pyx", "tests", "vpool")
 FILES = (
     *(".pre-commit-config.yaml", "CHANGELOG.rst", "CITATION.cff", "LICENSE", "MANIFEST.in", "Makefile", "README.md"),
     *("pyproject.toml", "setup.py"),

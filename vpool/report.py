@@ -138,6 +138,8 @@ class Report:
         self.free_blocks = len(self._free)
         self.segments = len(segments)
         self.core = figures["core"]
+        if self.core is not None:  # lists where they come from a file
+            self.core = self.core | {"block_sizes": tuple(map(tuple, self.core["block_sizes"]))}
         self.movable_bytes = figures.get("movable_bytes")
         self.utilization = _ratio(self.allocated_bytes, self.reserved_bytes, 0.0)
         self.external_fragmentation = 1 - _ratio(self.largest_free_bytes, self.free_bytes, 1.0)
@@ -355,6 +357,8 @@ class Report:
             )
         }
         figures["size_classes"] = [row._asdict() for row in self.size_classes]
+        if self.core is not None:
+            figures["core"] = self.core | {"block_sizes": [list(pair) for pair in self.core["block_sizes"]]}
         return figures
 
     def to_json(self, indent=None):

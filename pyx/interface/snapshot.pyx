@@ -71,7 +71,7 @@ cdef tuple copy_records(Areas areas, str name):
             "share": read_core_share(areas),
             "smallest": areas.smallest,
             "largest": min(areas.smallest + areas.band, areas.fixed_bytes),
-            "block_sizes": [list(pair) for pair in areas.block_sizes],
+            "block_sizes": areas.block_sizes,
             "exclusive": areas.core_only,
             "oversize": atomic_read(areas.oversize),
             "largest_oversize": atomic_read(areas.largest_oversize),
