@@ -89,6 +89,9 @@ def unpacked(sdist, tmp_path_factory):
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
     (tree,) = folder.iterdir()
+    if (ROOT / "build" / "cython").exists():
+        # Times are kept, so that what Cython generated before is taken as it is.
+        shutil.copytree(ROOT / "build" / "cython", tree / "build" / "cython")
     stale = tree / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}" / "vpool"
     for name in ("gone.py", "_storage/gone.pxd", f"_storage/gone{sysconfig.get_config_var('EXT_SUFFIX')}"):
         (stale / name).parent.mkdir(parents=True, exist_ok=True)
