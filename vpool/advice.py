@@ -14,6 +14,7 @@ def advice(report):
     """The sentences for a report, the most pressing first."""
     yield from _of_limits(report)
     yield from _of_pending(report)
+    yield from _of_captures(report)
     yield from _of_fragmentation(report)
     yield from _of_idle(report)
     yield from _of_rounding(report)
@@ -62,6 +63,15 @@ def _of_pending(report):
         )
 
 
+def _of_captures(report):
+    if report.captured_bytes > report.reserved_bytes // 8:
+        yield (
+            f"{format_bytes(report.captured_bytes)} that are free or pending are kept for the graphs of captures: "
+            f"destroy graphs that are not launched any more, or call release_capture() with their ids, which "
+            f"pool.captures has."
+        )
+
+
 def _of_fragmentation(report):
     equal_blocks = report.core is not None and len(report.core["block_sizes"]) > 0
     if not equal_blocks and report.movable_bytes is None and report.external_fragmentation > 0.5:
@@ -96,8 +106,9 @@ def _of_idle(report):
             f"(peak allocated {format_bytes(report.peak_allocated_bytes)})."
         )
     elif report.allocated_bytes:
-        rows = report.segment_rows[1 if report.core else 0 :]
-        idle = sum(row["nbytes"] for row in rows if not row["live_blocks"])
+        rows = list(enumerate(report.segment_rows))[1 if report.core else 0 :]
+        kept = set(report.blocks["segment"][report.captured].tolist())
+        idle = sum(row["nbytes"] for number, row in rows if not row["live_blocks"] and number not in kept)
         if idle > report.reserved_bytes // 4:
             yield (
                 f"{format_bytes(idle)} are reserved in segments without a live block: trim() gives them back"

@@ -56,6 +56,8 @@ def _figures(report):
     yield "free", report.free_bytes, f"in {plural(report.free_blocks, 'block')}", None
     yield "largest", report.largest_free_bytes, "free in one piece", None
     yield "pending", report.pending_bytes, "freed, perhaps in use", None
+    if report.captured_bytes:
+        yield "captured", report.captured_bytes, "free or pending, kept for graphs", None
     if report.suspended_bytes:
         yield "suspended", report.suspended_bytes, "lent, without memory until resume()", None
 

@@ -57,6 +57,8 @@ class Report:
     ----------
     reserved_bytes, allocated_bytes, requested_bytes, free_bytes, pending_bytes : int
         Held from the source; lent, after rounding; lent, as asked for; free; freed but perhaps in use.
+    captured_bytes : int
+        Free or pending, but kept for the graphs of captures: see `Pool.release_capture`.
     suspended_bytes : int
         Lent, but without memory: see `Pool.suspend`.  Neither reserved nor allocated, but for what shares a handle with
         other blocks.
@@ -133,6 +135,9 @@ class Report:
         self.free_bytes = _total(self._free)
         self.pending_bytes = _total(blocks[states == "pending"])
         self.suspended_bytes = _total(blocks[states == "suspended"])
+        self._captured = np.zeros(len(blocks), bool)
+        self._captured[np.array(figures.get("captured", ()), np.int64)] = True
+        self.captured_bytes = _total(blocks[self._captured])
         self.largest_free_bytes = int(self._free["nbytes"].max()) if len(self._free) else 0
         self.live_blocks = len(self._live)
         self.free_blocks = len(self._free)
@@ -177,6 +182,11 @@ class Report:
     def base_slack_bytes(self):
         """What a segment has to have more where the source's addresses are no multiples of 256."""
         return self._figures["base_slack_bytes"]
+
+    @property
+    def captured(self):
+        """Of each block whether it is free or pending, and nobody gets it but the capture that it is kept for."""
+        return self._captured
 
     @property
     def growth_unit(self):
@@ -279,7 +289,8 @@ class Report:
         Parameters
         ----------
         stream : optional
-            The stream that asks.  Memory that other streams freed serves it too, so it makes no difference.
+            The stream that asks.  Memory that other streams freed serves it too, so it makes no difference; but what
+            is kept for a capture serves nobody else, and counts as taken whichever stream asks.
 
         Notes
         -----
@@ -291,6 +302,7 @@ class Report:
         first, in_core = (0, 0) if self.core is None else (1, self._largest_in_core())
         blocks = self.blocks[self.blocks["segment"] >= first]
         taken = np.isin(blocks["state"], ("live", "unmapped", "suspended"))
+        taken |= self._captured[self.blocks["segment"] >= first]
         longest = _longest_run(blocks, taken)
         # Segments that have blocks, none of them somebody's.
         full, used = (np.bincount(part["segment"], minlength=self.segments) for part in (blocks, blocks[taken]))
@@ -306,10 +318,11 @@ class Report:
 
     def _largest_in_core(self):
         """The largest request that the fixed core, the first segment, could serve."""
-        mine = self.blocks[self.blocks["segment"] == 0]
-        live = mine["state"] == "live"
-        whole = int(mine["nbytes"][~live].max(initial=0))  # equal blocks never merge
-        longest = min(whole if self.core["block_sizes"] else _longest_run(mine, live), self.core["largest"])
+        inside = self.blocks["segment"] == 0
+        mine = self.blocks[inside]
+        taken = (mine["state"] == "live") | self._captured[inside]
+        whole = int(mine["nbytes"][~taken].max(initial=0))  # equal blocks never merge
+        longest = min(whole if self.core["block_sizes"] else _longest_run(mine, taken), self.core["largest"])
         return longest if longest >= self.core["smallest"] else 0
 
     def unusable_bytes(self, nbytes):
@@ -333,6 +346,7 @@ class Report:
                 "requested_bytes",
                 "free_bytes",
                 "pending_bytes",
+                "captured_bytes",
                 "suspended_bytes",
                 "largest_free_bytes",
                 "peak_reserved_bytes",

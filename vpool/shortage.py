@@ -36,8 +36,9 @@ class Remedy(NamedTuple):
     Attributes
     ----------
     kind : str
-        ``"wait"`` for pending work; ``"raise_limit"`` to `nbytes`; ``"free"`` the blocks at `addresses`, of `nbytes`
-        together; ``"capacity"``: a device of `nbytes`, with the limit raised to that; ``"raise_tag_limit"``.
+        ``"wait"`` for pending work; ``"release"`` captures, for which `nbytes` are kept; ``"raise_limit"`` to `nbytes`;
+        ``"free"`` the blocks at `addresses`, of `nbytes` together; ``"capacity"``: a device of `nbytes`, with the limit
+        raised to that; ``"raise_tag_limit"``.
     text : str
         The same as a sentence.
     nbytes : int
@@ -64,6 +65,8 @@ class Shortage:
     alignment : int
     tag : dict, optional
         The tag whose limit was in the way, as a row of `Report.tags`.
+    captured : bool
+        Whether a capture asked: what is kept for it serves it.
 
     Attributes
     ----------
@@ -76,7 +79,7 @@ class Shortage:
         The least invasive first.  Empty where nothing helps that this pool could be told.
     """
 
-    def __init__(self, report, requested, nbytes=None, alignment=_GRANULE, tag=None):
+    def __init__(self, report, requested, nbytes=None, alignment=_GRANULE, tag=None, *, captured=False):
         self.requested = requested
         rounded = -(-requested // _GRANULE) * _GRANULE
         self._nbytes = rounded if nbytes is None else nbytes
@@ -84,6 +87,7 @@ class Shortage:
         self._need = self._nbytes + alignment - _GRANULE  # wherever it begins
         self._report = report
         self._live = report.blocks["state"] == "live"
+        self._kept = np.zeros(len(report.blocks), bool) if captured else report.captured
         self._tag = tag
         self._origins = None
         self._maps = None
@@ -153,7 +157,7 @@ class Shortage:
     def _remedies(self):
         report = self._report
         confined = report.core is not None and report.core["exclusive"] and self.requested <= report.core["largest"]
-        cheapest, pending = self._cheapest(confined)
+        cheapest, pending = self._cheapest(confined, self._kept)
         if cheapest is not None and not len(cheapest):
             text = (
                 f"wait for work on the device: a range that would do is free but for {format_bytes(pending)} that "
@@ -163,6 +167,13 @@ class Shortage:
                 " use what is free"
             )
             yield Remedy("wait", text)
+        elif self._kept.any() and self._is_empty(confined):
+            nbytes = report.captured_bytes
+            text = (
+                f"destroy graphs that are not launched any more, or call release_capture() with their ids, which "
+                f"pool.captures has: {format_bytes(nbytes)} are kept for them"
+            )
+            yield Remedy("release", text, nbytes)
         growth = None if confined or not report.grows else self._growth()
         if growth is not None and growth.kind == "raise_limit":
             yield growth
@@ -192,29 +203,38 @@ class Shortage:
         )
         return Remedy("capacity", text, enough)
 
-    def _cheapest(self, confined):
+    def _is_empty(self, confined):
+        """Whether a range that would do has no live block, but what is kept for captures."""
+        live, _ = self._cheapest(confined, np.zeros(len(self._kept), bool))
+        return live is not None and not len(live)
+
+    def _cheapest(self, confined, kept):
         """The live blocks that have to go at least, and the pending bytes among what would serve.
 
-        None where no range of this pool is long enough, whatever goes.
+        None where no range of this pool is long enough, whatever goes.  What is `kept` is in none.
         """
         report = self._report
         best, best_cost, best_pending = None, None, 0
-        order = np.argsort(report.blocks["segment"], kind="stable")
-        ends = np.cumsum(np.bincount(report.blocks["segment"], minlength=len(report.segment_table)))
+        blocks = report.blocks
+        if kept.any():
+            blocks = blocks.copy()
+            blocks["state"][kept] = "unmapped"
+        order = np.argsort(blocks["segment"], kind="stable")
+        ends = np.cumsum(np.bincount(blocks["segment"], minlength=len(report.segment_table)))
         for number, segment in enumerate(report.segment_table):
             in_core = number == 0 and report.core is not None
             equal = in_core and len(report.core["block_sizes"]) > 0
             least = self._nbytes if equal else self._need
             if (confined and not in_core) or (in_core and not self._in_core()) or segment["nbytes"] < least:
                 continue
-            mine = report.blocks[order[ends[number - 1] if number else 0 : ends[number]]]
+            mine = blocks[order[ends[number - 1] if number else 0 : ends[number]]]
             found = _solid(mine, self._nbytes, self._alignment) if equal else _window(mine, self._need)
             if found is not None and (best_cost is None or found[1] < best_cost):
                 window, best_cost = found
                 best = window[window["state"] == "live"]
                 best_pending = int(window["nbytes"][window["state"] == "pending"].sum(dtype=np.uint64))
         if not confined and report.grows:
-            segments = self._segments_to_empty()
+            segments = self._segments_to_empty(kept)
             if segments is not None and (best_cost is None or segments[1] < best_cost):
                 best, best_pending = segments[0], 0
         return best, best_pending
@@ -223,18 +243,22 @@ class Shortage:
         core = self._report.core
         return core["smallest"] <= self.requested <= core["largest"]
 
-    def _segments_to_empty(self):
+    def _segments_to_empty(self, kept):
         """The live blocks of segments that would have to go back for another one to come, and their bytes."""
         report = self._report
         need = self._need + report.base_slack_bytes - report.growth_bytes
         rows = list(enumerate(report.segment_rows))[1 if report.core else 0 :]
+        mine = report.blocks[kept]
+        stays = np.bincount(mine["segment"], mine["nbytes"].astype(float), report.segments).astype(np.int64).tolist()
+        if report.movable_bytes is None:
+            rows = [row for row in rows if not stays[row[0]]]  # nor does what lies beside it go back
         rows.sort(key=lambda one: one[1]["live_bytes"] / max(1, one[1]["nbytes"]))  # a range may have no memory yet
         chosen = []
         for number, row in rows:
             if need <= 0:
                 break
             chosen.append(number)
-            need -= row["nbytes"]
+            need -= row["nbytes"] - stays[number]
         if need > 0 or not chosen:
             return None
         blocks = report.blocks[self._live & np.isin(report.blocks["segment"], chosen)]
@@ -247,6 +271,8 @@ class Shortage:
             lines.append(cut(f"  {format_bytes(holder.live_bytes):>9} in {holder.blocks:,} x {_name(holder)}", _WIDTH))
         if not self.holders:
             lines = ["Nothing is live in this pool."]
+        if self._kept.any():
+            lines.append(f"{format_bytes(report.captured_bytes)} that are free or pending are kept for captures.")
         lines += self._separator_lines()
         if self.remedies:
             lines.append("What would help:" if len(self.remedies) == 1 else "What would help, any of these:")
@@ -301,7 +327,7 @@ def _solid(mine, nbytes, alignment):
     """The one of equal blocks, which never merge, that would serve for the fewest live bytes, and these, or None."""
     sizes = mine["nbytes"].astype(np.int64)
     before = (-mine["address"].astype(np.int64)) % alignment
-    fits = np.flatnonzero(sizes - before >= nbytes)
+    fits = np.flatnonzero((sizes - before >= nbytes) & (mine["state"] != "unmapped"))
     if not len(fits):
         return None
     live = np.where(mine["state"] == "live", sizes, 0)[fits]

@@ -98,7 +98,9 @@ cdef failure(Areas areas, str name, Request* request):
         f" live {format_bytes(report.allocated_bytes)}, free {format_bytes(report.free_bytes)}"
         f" of which {format_bytes(report.largest_free_bytes)} in the largest block,"
         f" pending {format_bytes(report.pending_bytes)}. Tried: {', '.join(steps) or 'nothing, which would not help'}.",
-        request.requested, report, steps, Shortage(report, request.requested, request.nbytes, request.alignment),
+        request.requested, report, steps, Shortage(
+            report, request.requested, request.nbytes, request.alignment, captured=request.arena.captured != 0,
+        ),
     )
 
 

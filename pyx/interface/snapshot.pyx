@@ -57,6 +57,7 @@ cdef tuple copy_records(Areas areas, str name):
         for key in figures:
             if key in _SUMS:
                 figures[key] += fixed[key]
+        figures["captured"] = fixed["captured"] + [len(fixed_blocks) + index for index in figures["captured"]]
         blocks["segment"] += len(fixed_segments)
         blocks = np.concatenate([fixed_blocks, blocks])
         figures["fixed_noted"] = fixed["noted"]
@@ -136,9 +137,22 @@ cdef tuple _copy_area(Core core):
         "noted": totals.noted,
         "serials": copies["serial"],
         "slots": copies["slot"],
+        "captured": _captured_rows(core, copies),
         "pending": _pending_rows(copies[copies["state"] == BLOCK_PENDING], by_slot),
     }
     return figures, blocks, segments
+
+
+cdef list _captured_rows(Core core, copies):
+    """Indices of the blocks that are not live and that nobody gets but a capture, or its graph, which may use them."""
+    captured = np.zeros(WAITS_FOR_NOTHING + 1, bool)
+    for slot in range(slot_count(&core.state)):
+        captured[slot] = atomic_read(core.state.arenas[slot].captured) != 0
+    if not captured.any():
+        return []
+    given_back = np.isin(copies["state"], (BLOCK_FREE, BLOCK_PENDING))
+    waits = (copies["state"] == BLOCK_PENDING) & captured[copies["waits_for"]]
+    return np.flatnonzero(given_back & (captured[copies["slot"]] | waits)).tolist()
 
 
 cdef list _pending_rows(copies, by_slot):
