@@ -417,7 +417,7 @@ SCENARIOS = {
     export: (Fake,),
     suspend: (Mapped,),
     resize: (Fake, Mapped, Watched),
-    move_blocks: (Fake, Simulated),
+    move_blocks: (Fake, Simulated, Mapped),
     replay: (Fake, Simulated),
     watch: (Fake, Watched),
     open_exported: (Fake,),

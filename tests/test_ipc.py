@@ -240,6 +240,68 @@ def test_what_cannot_be_opened():
     run_two(REFUSALS)
 
 
+ORDERS = """
+def produce(pipe):
+    global pool
+    first, second = pool.empty(1000), pool.empty(2000)
+    word(first.ptr).value, word(second.ptr).value = 77, 88
+    pipe.send([pool.ipc_handle(first), pool.ipc_handle(second)])
+    assert pipe.recv() == 'opened'
+    second.close(), first.close()
+    pool.trim()
+    pipe.send('trimmed')
+    assert pipe.recv() == 'opened again'
+    pool.close()
+    pipe.send('closed')
+    assert pipe.recv() == 'let go'
+    pool = vpool.Pool(vpool.Dynamic(initial='1MiB'), source='cuda', device=1)
+    other = pool.empty(1000)
+    word(other.ptr).value = 99
+    pipe.send(pool.ipc_handle(other))
+    assert pipe.recv() == 'read'
+
+def refused(handle):
+    try:
+        handle.open()
+    except SourceError as error:
+        return 'another process' in str(error)
+
+def consume(pipe):
+    first, second = pipe.recv()
+    # The order of handles is anybody's, and so is that of closing.
+    blocks = [second.open(), first.open(), second.open()]
+    assert [word(block.ptr).value for block in blocks] == [88, 77, 88]
+    for block in blocks[:2]:
+        block.close()
+    pipe.send('opened')
+    assert pipe.recv() == 'trimmed'
+    # What was exported stays mapped in both, for who has it open and for who opens it late.
+    assert word(blocks[2].ptr).value == 88
+    blocks[2].close()
+    assert vpool.ipc._open.here == {}
+    late = first.open()
+    assert word(late.ptr).value == 77
+    pipe.send('opened again')
+    assert pipe.recv() == 'closed'
+    # Who has it open may close it; but nobody opens it any more.
+    late.close(), late.close()
+    assert late.closed and vpool.ipc._open.here == {}
+    assert refused(first) and refused(second) and vpool.ipc._open.here == {}
+    pipe.send('let go')
+    new = pipe.recv()
+    with new.open() as block:
+        assert word(block.ptr).value == 99
+        assert refused(first), 'the new segment is not the old one, wherever it lies'
+    calls = driver.calls()
+    assert calls['ipc_open'][0] - calls['ipc_open'][1] == calls['ipc_close'][0]
+    pipe.send('read')
+"""
+
+
+def test_any_order_of_opening_and_closing_on_both_sides():
+    run_two(ORDERS)
+
+
 CHILD_OF_A_CONSUMER = """
 def produce(pipe):
     kept = pool.empty(1000)

@@ -122,6 +122,28 @@ def test_more_streams_than_a_pool_tells_apart():
         pool.check()
 
 
+def test_a_capture_does_not_wait_for_a_slot():
+    """Streams that are gone still have work: to wait for it would invalidate the capture."""
+    driver = FakeCudaDriver(CAPACITY)
+    source = vpool.sources.Source(driver, "cuda", 0, checks_handles=False)
+    with vpool.Pool(vpool.Dynamic(initial=CAPACITY // 2), source) as pool:
+        streams = [driver.create_stream() for _ in range(4095)]
+        for stream in streams:
+            pool.record_stream(0, stream)
+        driver.queue_work(streams[0])
+        pool.forget_stream(streams[0])
+        capturing = driver.create_stream()
+        driver.begin_capture(capturing)
+        waits = ("synchronize", "event_synchronize", "event_record")
+        before = [driver.calls()[call][0] for call in waits]
+        with pytest.raises(MemoryError, match="knows 4,095 streams"):
+            pool.allocate(256, capturing)
+        assert [driver.calls()[call][0] for call in waits] == before
+        assert driver.end_capture(capturing)
+        assert pool.allocate(256, capturing), "what may be waited for is"
+        pool.check()
+
+
 def test_a_stream_is_not_touched_by_what_happens_while_its_object_is_finalised(pool):
     """A finaliser comes before the weak references are cleared: what tells of the death is too late."""
     driver = pool.source.driver

@@ -356,6 +356,41 @@ print("end")
     assert run_cleanly(code) == "end\n"
 
 
+def test_a_stream_that_a_finaliser_forgets_while_its_object_is_met_is_met_anew():
+    code = """
+import gc
+from tests.test_stream_objects import CAPACITY, Stream, make_pool
+gc.disable()
+class Finaliser:
+    def __init__(self): self.myself = self
+    def __del__(self):
+        ran.append(True)
+        pool.forget_stream(one.handle)
+ran = []
+for after in range(16):
+    pool = make_pool()
+    driver = pool.source.driver
+    one, other = Stream(driver), Stream(driver)
+    Finaliser()
+    held = [[(i, i), [], {}] for i in range(2500)]
+    gc.set_threshold(gc.get_count()[0] + 1 + after, 1, 1)
+    gc.enable()
+    pool.record_stream(0, one)
+    gc.disable()
+    gc.set_threshold(100000, 100, 100)
+    gc.collect()
+    # A slot that is over would not do: its stream cannot be named, so the device would be waited for.
+    ptr = pool.allocate(CAPACITY, one)
+    driver.queue_work(one.handle)
+    pool.deallocate(ptr)
+    assert pool.allocate(CAPACITY, other) == ptr
+    assert (pool.crossings["waits"], pool.crossings["drains"]) == (1, 0), after
+assert len(ran) == 16
+print("end")
+"""
+    assert run_cleanly(code) == "end\n"
+
+
 # What it costs.
 
 

@@ -16,6 +16,7 @@ import vpool
 from tests.helpers.order import Checker
 from tests.helpers.pools import GRANULE, MIB
 from tests.helpers.programs import Program, run_all
+from vpool._storage.simulated_driver import SimulatedDriver
 
 FAULTY = ("stream_id", "event_create", "event_record", "event_query", "stream_wait_event", "synchronize")
 WEIGHTS = {"allocate": 6, "free": 3, "free_on": 3, "record": 3, "complete": 2, "query": 1, "recycle": 1, "destroy": 0}
@@ -508,6 +509,34 @@ def test_the_stream_of_a_thread_that_python_did_not_make_lasts_between_its_calls
 
         others = (lambda: pool.record_stream(0, driver.create_stream()) for _ in range(70))
         run_steps(*others, lambda: pool.record_stream(ptr, 2), elsewhere, work, free_and_allocate)
+        pool.check()
+
+
+def test_threads_that_python_did_not_make_never_use_up_the_slots(run_steps):
+    """Once none is left, those of threads that are over are found; one that goes on keeps its own."""
+    source = vpool.sources.Source(SimulatedDriver(MIB), "simulated", has_memory=False, checks_handles=False)
+    with vpool.Pool(vpool.Dynamic(initial=MIB, limit=MIB), source) as pool:
+        driver = pool.source.driver
+        own = driver.create_stream()
+        pool.record_stream(0, own)
+        for number in range(4090):
+            pool.record_stream(0, 0x100000 + 16 * number)
+
+        def others():
+            for _ in range(10):
+                run_steps(lambda: pool.record_stream(0, 2))
+
+        def go_on():
+            ptr = pool.allocate(MIB, 2)
+            thread = threading.Thread(target=others)
+            thread.start()
+            thread.join()
+            work = driver.queue_work(2)
+            pool.deallocate(ptr)
+            assert pool.allocate(MIB, own) == ptr
+            assert driver.ordered(own, 2, work)
+
+        run_steps(go_on)
         pool.check()
 
 

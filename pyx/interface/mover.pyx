@@ -227,8 +227,9 @@ cdef class Mover(Upkeep):
         Notes
         -----
         The new address is a multiple of 256, of no more.  A block that streams were recorded for is not moved, nor one
-        in a capture's memory, and nothing while another process may use a segment of the pool.  The leave ends with the
-        block; `on_move` is kept until the next `coalesce` after that at the latest.
+        in a capture's memory or in memory that its stream borrows, as on ``cuda-vmm`` all but the default one do, and
+        nothing while another process may use a segment of the pool.  The leave ends with the block; `on_move` is kept
+        until the next `coalesce` after that at the latest.
 
         Examples
         --------

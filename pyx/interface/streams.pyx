@@ -11,7 +11,7 @@ from vpool._interface.captures cimport CaptureTable
 from vpool._interface.captures cimport settle as settle_captures
 from vpool._interface.diagnosis cimport forked
 from vpool._management.areas cimport Areas
-from vpool._management.order cimport thread_number
+from vpool._management.order cimport system_thread, system_thread_lives, thread_number
 from vpool._management.state cimport STATE_CLOSED, STATE_FORKED
 from vpool._storage.driver cimport CAPTURE_NONE, STATUS_OK
 
@@ -161,6 +161,7 @@ cdef class StreamTable:
         self.going = []
         self.by_handle = {}
         self.by_thread = {}
+        self.foreign = {}
         # Taken again by a finaliser that meets a stream, when a collection runs while it is held.
         self.changing = threading.RLock()
 
@@ -353,9 +354,9 @@ cdef class StreamTable:
     cdef int open_slot(self, uint64_t handle, uint64_t unique_id, uint64_t thread) except -1:
         cdef int slot = -1
         cdef int before
-        if thread and not hasattr(_defaults, "ends") and not isinstance(
-                threading.current_thread(), threading._DummyThread):
-            _defaults.ends = _ThreadEnd()
+        ends = getattr(_defaults, "ends", None) if thread else None
+        if thread and ends is None and not isinstance(threading.current_thread(), threading._DummyThread):
+            ends = _defaults.ends = _ThreadEnd()
         with self.changing:
             if thread and thread in self.by_thread:
                 return self.by_thread[thread]
@@ -368,9 +369,10 @@ cdef class StreamTable:
             slot = self.make_slot(handle, unique_id, thread, 0)
             if thread:
                 self.by_thread[thread] = slot
+                if ends is None:
+                    self.foreign[thread] = system_thread()
             else:
                 self.by_handle[handle] = slot
-        ends = getattr(_defaults, "ends", None) if thread else None
         if ends is not None:
             ends.note(self, slot, thread)
         return slot
@@ -385,7 +387,9 @@ cdef class StreamTable:
                 slot = self.areas.reopen_slot(handle, unique_id, thread, capture, False)
             if slot < 0:
                 slot = self.areas.open_slot(handle, unique_id, thread, capture)
-            if slot < 0:
+        if slot < 0:
+            self.look_for_ended_threads()
+            with nogil:
                 slot = self.areas.reopen_slot(handle, unique_id, thread, capture, may_drain)
         if slot < 0:
             raise MemoryError(
@@ -398,6 +402,15 @@ cdef class StreamTable:
         """A thread is over, and with it its per-thread default stream; nothing can be queued there any more."""
         if self.by_thread.pop(thread, None) == slot:
             self.areas.slot_is_gone(slot)
+
+    cdef int look_for_ended_threads(self) except -1:
+        """Learn which threads that Python did not make are over.  `changing` is held.  O(such threads)."""
+        thread = _ended(self.foreign)
+        while thread is not None:
+            self.foreign.pop(thread)
+            self.thread_ended(self.by_thread[thread], thread)
+            thread = _ended(self.foreign)
+        return 0
 
     cdef int drop_slot(self, int slot) except -1:
         """Forget whatever led to a slot.  `changing` is held."""
@@ -429,20 +442,23 @@ cdef class StreamTable:
 
     def forget(self, stream):
         """Let go of a stream, best before it is destroyed: nothing that comes later inherits its slot."""
+        cdef uint64_t handle = 0
         cdef int slot
         cdef bint lasts
         known = self.by_object.get(id(stream))
-        if known is not None and known[0]() is stream:
-            slot = known[1]
-        else:
-            slot = self.by_handle.get(self.handle_of(stream, &lasts), -1)
-        if slot > 0:
-            with self.changing:
+        if known is None or known[0]() is not stream:
+            handle = self.handle_of(stream, &lasts)
+        # Held to the end, or another thread could have an object hold the slot, or give it to another stream.
+        with self.changing:
+            known = self.by_object.get(id(stream))
+            slot = known[1] if known is not None and known[0]() is stream else self.by_handle.get(handle, -1)
+            if slot > 0:
                 self.drop_slot(slot)
-            if not self.is_still(slot):
-                self.areas.slot_is_gone(slot)     # and what is marked on its handle proves nothing of it
-            with nogil:
-                self.areas.retire_slot(slot)
+                if not self.is_still(slot):
+                    self.areas.slot_is_gone(slot)     # and what is marked on its handle proves nothing of it
+                with nogil:
+                    self.areas.retire_slot(slot)
+        if slot > 0:
             self.let_go_of_objects(True)
 
 
@@ -459,6 +475,14 @@ cdef _object_of(dict by_object, int slot):
     for key, known in by_object.items():
         if <int> (<tuple> known)[1] == slot:
             return key
+    return None
+
+
+cdef _ended(dict foreign):
+    """A thread that is over, or None; one whose number another thread has by now counts as one that goes on."""
+    for thread, number in foreign.items():
+        if not system_thread_lives(number):
+            return thread
     return None
 
 
@@ -482,7 +506,7 @@ class _ThreadEnd:
     """Lives in a thread's local storage, which is dropped when the thread ends.
 
     Not of a thread that Python did not make: that has one for each call into Python, and goes on after it.  Nothing
-    tells of its end, so its slot stays its own.
+    tells of its end, so the system is asked for it once all slots are taken.
     """
 
     def __init__(self):

@@ -16,19 +16,39 @@ from vpool._storage.source cimport Source
 
 cdef extern from *:
     """
+    #include <errno.h>
     #include <stdint.h>
+    #include <sys/syscall.h>
+    #include <unistd.h>
     static uint64_t vpool_threads = 0;
     static __thread uint64_t vpool_thread = 0;
     static inline uint64_t vpool_thread_number(void) {
         if (vpool_thread == 0) vpool_thread = __atomic_add_fetch(&vpool_threads, 1, __ATOMIC_RELAXED);
         return vpool_thread;
     }
+    static inline int vpool_system_thread(void) {
+        return (int) syscall(SYS_gettid);
+    }
+    /* The signal 0 is none: it only asks. */
+    static inline int vpool_system_thread_lives(int number) {
+        return syscall(SYS_tgkill, getpid(), number, 0) == 0 || errno != ESRCH;
+    }
     """
     uint64_t _thread_number "vpool_thread_number"() noexcept nogil
+    int _system_thread "vpool_system_thread"() noexcept nogil
+    bint _system_thread_lives "vpool_system_thread_lives"(int number) noexcept nogil
 
 
 cdef uint64_t thread_number() noexcept nogil:
     return _thread_number()
+
+
+cdef int system_thread() noexcept nogil:
+    return _system_thread()
+
+
+cdef bint system_thread_lives(int number) noexcept nogil:
+    return _system_thread_lives(number)
 
 
 cdef unsigned long long _captures = 0

@@ -383,6 +383,9 @@ cdef int suspended_bring_back(Core core, uint64_t* nbytes) noexcept nogil:
     cdef CoreState* state = &core.state
     cdef uint64_t released = 0
     cdef int status
+    if core.source.granularity == 0:
+        nbytes[0] = 0                             # and its source may be calling: see `turn_is_mine`
+        return STATUS_OK
     turn_take(&state.growth_turn)
     status = _bring_back(core, nbytes)
     turn_give(&state.growth_turn)

@@ -160,13 +160,17 @@ cdef uint64_t walk_pieces(Core core, PieceCopy* pieces, uint64_t capacity, uint6
                           uint64_t* noted) noexcept nogil:
     """Copy where the mapped range has memory; the number of pieces there are, all copied only if they fit.
 
-    Also where the range begins, 0 without one, and how many events were recorded up to then.  Takes the growth turn.
-    O(pieces).
+    Also where the range begins, 0 without one, and how many events were recorded up to then.  Takes the growth turn
+    where memory moves.  O(pieces).
     """
     cdef Mapped* mapped = &core.state.mapped
     cdef MappedHandle* handle
     cdef uint64_t count = 0
     cdef uint32_t number
+    if core.source.granularity == 0:
+        span[0] = 0                               # and the source may be calling: see `turn_is_mine`
+        noted[0] = atomic_read(core.state.journal.count)
+        return 0
     turn_take(&core.state.growth_turn)
     for number in range(1, mapped.fresh if mapped.handles != NULL else 1):
         handle = &mapped.handles[number]

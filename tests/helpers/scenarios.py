@@ -9,6 +9,7 @@ import sys
 
 import vpool
 from tests.helpers.pools import KIB, MIB
+from vpool._storage.mapped_source import MappedSource
 
 SMALL = vpool.Dynamic(initial="1MiB", growth="1MiB", limit="8MiB")
 
@@ -152,6 +153,8 @@ def move_blocks(rig):
         rig.driver.complete()
         rig.do(pool.coalesce)
         rig.check()
-        assert set(contents) != set(blocks[::2]) or rig.met
+        # The range of memory that moves is the default stream's, and what others borrow of it stays.
+        stays = stream != 0 and isinstance(rig.source, MappedSource)
+        assert (set(contents) == set(blocks[::2])) == stays or rig.met
         for ptr in contents:
             (rig.drop if ptr in rig.buffers else rig.free)(pool, ptr)

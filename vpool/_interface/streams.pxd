@@ -30,7 +30,8 @@ cdef class StreamTable:
     cdef list going               # what holds nothing any more of these, and is dropped without a lock
     cdef dict by_handle           # handle -> slot of the stream that has it now
     cdef dict by_thread           # thread number -> slot of its per-thread default stream
-    cdef object changing          # threading.RLock of all five
+    cdef dict foreign             # those of `by_thread` that Python did not make -> the system's number of each
+    cdef object changing          # threading.RLock of all six
     cdef str name                 # of the pool
     cdef int host                 # slot of the host; 0: none yet
     cdef CaptureTable captures    # None: the program says that it never allocates in a capture
@@ -42,6 +43,7 @@ cdef class StreamTable:
     cdef int let_go_of_objects(self, bint wait) except -1
     cdef bint is_alone(self, key)
     cdef int drop_object(self, key) except -1
+    cdef int look_for_ended_threads(self) except -1
     cdef int drop_slot(self, int slot) except -1
     cdef uint64_t handle_of(self, stream, bint* lasts) except? 0
     cdef int slot_of_handle(self, uint64_t handle) except -1

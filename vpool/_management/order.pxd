@@ -37,6 +37,10 @@ cdef inline bint order_is_host(Slot* slot) noexcept nogil:
 # Number of the calling thread, from 1; never given twice in a process.
 cdef uint64_t thread_number() noexcept nogil
 
+# The system's number of the calling thread, which a later one may get, and whether a thread of this process has it.
+cdef int system_thread() noexcept nogil
+cdef bint system_thread_lives(int number) noexcept nogil
+
 # Captures that pools of this process know to go on: the device cannot be waited for meanwhile.
 cdef void captures_count(int by) noexcept nogil
 cdef bint order_captures() noexcept nogil
