@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import vpool
-from tests.helpers.pools import KIB, MIB, host_pool, simulated_pool
+from tests.helpers.pools import GIB, KIB, MIB, host_pool, simulated_pool
+from vpool._interface.lender import may_have
 from vpool.snapshot import FORMAT_VERSION
 
 
@@ -264,6 +265,23 @@ class TestExplain:
                 assert found.segment == (begin, end - begin)
             assert vpool.explain(begin - 1).state == vpool.explain(end).state == "foreign"
             assert vpool.explain(begin).before is vpool.explain(end - 1).after is None
+
+    @pytest.mark.parametrize(
+        "strategy", [vpool.Dynamic(initial=MIB), vpool.Hybrid(core="1MiB", block="4KiB"), vpool.Fixed("1MiB")], ids=str
+    )
+    @pytest.mark.parametrize("base_offset", [0, 100])
+    def test_only_pools_that_have_an_address_are_looked_through(self, strategy, base_offset):
+        with vpool.Pool(strategy, source=vpool.sources.Simulated(GIB, base_offset=base_offset)) as pool:
+            pool.allocate(1000)
+            pool.allocate(100, stream=7)
+            snapshot = pool.snapshot()
+            for row in snapshot.blocks:
+                begin, end = int(row["address"]), int(row["address"] + row["nbytes"])
+                assert may_have(pool, begin)
+                assert may_have(pool, end - 1)
+            begins = snapshot.segments["address"]
+            assert not may_have(pool, int(begins.min()) - 1)
+            assert not may_have(pool, int((begins + snapshot.segments["nbytes"]).max()))
 
     def test_of_several_pools(self):
         with host_pool(name="one") as one, host_pool(name="other") as other:

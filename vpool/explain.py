@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vpool._interface.lender import pools_and_closed
+from vpool._interface.lender import may_have, pools_and_closed
 from vpool.sizes import format_bytes
 from vpool.tables import printable
 
@@ -120,8 +120,8 @@ def explain(ptr):
 
     Notes
     -----
-    O(blocks) of the pools that are looked through, until one uses the address.  Simulated pools may have the same
-    addresses: the one that uses it is meant, else the one that was made first.
+    O(segments) of all pools and O(blocks) of those that have the address, or whose memory moves, until one uses it.
+    Simulated pools may have the same addresses: the one that uses it is meant, else the one that was made first.
 
     Examples
     --------
@@ -141,6 +141,8 @@ def explain(ptr):
     pools = [pool for pool in pools_and_closed() if not pool.forked]
     unused = None
     for pool in pools:
+        if not may_have(pool, address):
+            continue
         snapshot = pool.snapshot()
         inside = (snapshot.segments["address"] <= np.uint64(address)) & (np.uint64(address) < _ends(snapshot))
         for number in np.flatnonzero(inside)[:1].tolist():

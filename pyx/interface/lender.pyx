@@ -14,7 +14,7 @@ from vpool._interface.diagnosis cimport forked, over_limit, source_error, stray
 from vpool._interface.events cimport read_origins
 from vpool._interface.snapshot cimport copy_records
 from vpool._management.arena cimport Arena
-from vpool._management.areas cimport is_common, request_init
+from vpool._management.areas cimport Areas, is_common, request_init
 from vpool._management.hit cimport hit_any
 from vpool._management.idle cimport idle_wanted
 from vpool._management.journal cimport journal_tags_in_use
@@ -37,6 +37,7 @@ from vpool._management.state cimport (
     STATE_STOPS,
     Request,
 )
+from vpool._management.walk cimport walk_covers
 from vpool._storage.driver cimport STATUS_NOT_READY, STATUS_OK
 
 from vpool._interface import tags
@@ -64,6 +65,22 @@ def pools_and_closed():
     """The same with those that were closed and have blocks that somebody still uses."""
     known = [reference() for reference in _lenders.here.valuerefs()]
     return [pool for pool in known if pool is not None]
+
+
+def may_have(Lender pool not None, uint64_t address):
+    """Whether a pool may have an address: only where not, its snapshot says nothing of it.  O(segments).
+
+    Where memory moves that is not known, and so may be.
+    """
+    cdef Areas areas = pool.areas
+    cdef bint inside
+    if pool.core.source.granularity:
+        return True
+    with nogil:
+        inside = walk_covers(pool.core, address)
+        if not inside and areas.fixed is not None:
+            inside = walk_covers(areas.fixed, address)
+    return inside
 
 
 cdef int register(Lender lender) except -1:

@@ -2,7 +2,7 @@
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from vpool._base.lock cimport atomic_read
+from vpool._base.lock cimport atomic_read, spin_lock, spin_unlock
 from vpool._base.turn cimport turn_give, turn_take
 from vpool._base.types cimport (
     BLOCK_EDGE,
@@ -154,6 +154,19 @@ cdef uint64_t walk_copy(Core core, BlockCopy* blocks, uint64_t capacity, Segment
             _copy_blocks(state, segment.arena, segment.edge, i, &copying)
     unlock_all(state)
     return copying.count
+
+
+cdef bint walk_covers(Core core, uint64_t address) noexcept nogil:
+    """Whether an address lies in a segment that `walk_copy` copies.  O(segments)."""
+    cdef CoreState* state = &core.state
+    cdef uint32_t i = 0
+    cdef bint found
+    spin_lock(&state.lock)
+    while i < state.segment_count and address - state.segments[i].address >= state.segments[i].handle.nbytes:
+        i += 1
+    found = i < state.segment_count
+    spin_unlock(&state.lock)
+    return found
 
 
 cdef uint64_t walk_pieces(Core core, PieceCopy* pieces, uint64_t capacity, uint64_t* span,

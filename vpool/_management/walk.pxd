@@ -54,6 +54,7 @@ cdef struct Broken:
 
 cdef uint64_t walk_copy(Core core, BlockCopy* blocks, uint64_t capacity, SegmentCopy* segments,
                         uint32_t segment_capacity, uint32_t* segment_count, Totals* totals) noexcept nogil
+cdef bint walk_covers(Core core, uint64_t address) noexcept nogil
 cdef uint64_t walk_pieces(Core core, PieceCopy* pieces, uint64_t capacity, uint64_t* span,
                           uint64_t* noted) noexcept nogil
 cdef void walk_check(Core core, Broken* broken) noexcept nogil
