@@ -59,6 +59,8 @@ class Report:
         Held from the source; lent, after rounding; lent, as asked for; free; freed but perhaps in use.
     captured_bytes : int
         Free or pending, but kept for the graphs of captures: see `Pool.release_capture`.
+    captured : numpy.ndarray of bool
+        Of each block whether it is one of those, which nobody gets but the capture that it is kept for.
     suspended_bytes : int
         Lent, but without memory: see `Pool.suspend`.  Neither reserved nor allocated, but for what shares a handle with
         other blocks.
@@ -135,9 +137,9 @@ class Report:
         self.free_bytes = _total(self._free)
         self.pending_bytes = _total(blocks[states == "pending"])
         self.suspended_bytes = _total(blocks[states == "suspended"])
-        self._captured = np.zeros(len(blocks), bool)
-        self._captured[np.array(figures.get("captured", ()), np.int64)] = True
-        self.captured_bytes = _total(blocks[self._captured])
+        self.captured = np.zeros(len(blocks), bool)
+        self.captured[np.array(figures.get("captured", ()), np.int64)] = True
+        self.captured_bytes = _total(blocks[self.captured])
         self.largest_free_bytes = int(self._free["nbytes"].max()) if len(self._free) else 0
         self.live_blocks = len(self._live)
         self.free_blocks = len(self._free)
@@ -182,11 +184,6 @@ class Report:
     def base_slack_bytes(self):
         """What a segment has to have more where the source's addresses are no multiples of 256."""
         return self._figures["base_slack_bytes"]
-
-    @property
-    def captured(self):
-        """Of each block whether it is free or pending, and nobody gets it but the capture that it is kept for."""
-        return self._captured
 
     @property
     def growth_unit(self):
@@ -302,7 +299,7 @@ class Report:
         first, in_core = (0, 0) if self.core is None else (1, self._largest_in_core())
         blocks = self.blocks[self.blocks["segment"] >= first]
         taken = np.isin(blocks["state"], ("live", "unmapped", "suspended"))
-        taken |= self._captured[self.blocks["segment"] >= first]
+        taken |= self.captured[self.blocks["segment"] >= first]
         longest = _longest_run(blocks, taken)
         # Segments that have blocks, none of them somebody's.
         full, used = (np.bincount(part["segment"], minlength=self.segments) for part in (blocks, blocks[taken]))
@@ -320,7 +317,7 @@ class Report:
         """The largest request that the fixed core, the first segment, could serve."""
         inside = self.blocks["segment"] == 0
         mine = self.blocks[inside]
-        taken = (mine["state"] == "live") | self._captured[inside]
+        taken = (mine["state"] == "live") | self.captured[inside]
         whole = int(mine["nbytes"][~taken].max(initial=0))  # equal blocks never merge
         longest = min(whole if self.core["block_sizes"] else _longest_run(mine, taken), self.core["largest"])
         return longest if longest >= self.core["smallest"] else 0
