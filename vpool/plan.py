@@ -25,6 +25,8 @@ _MORE_WORK = 1.05
 _CLOSE = 0.0005  # above the bound
 _LESS_FAR = 0.7  # from the best so far, where a search failed
 _CROWDED = (0.95, 0.8, 0.65)  # loads, by the highest: blocks of such times go first
+_VAIN = 8  # rounds without a find, after which a search begins anew
+_MORE_WORK_ANEW = 1.3
 _NOISE = 0.3  # of all ranks, by which those of a search differ from those that its turn begins with
 
 
@@ -233,7 +235,8 @@ class _Restarts:
         ]
         self.searches = [Search(planner.first, planner.end, size) for _ in range(_TASKS)]
         self.tried = 0
-        self.work = float(max(_WORK, len(size) ** 2))
+        self.vain = 0  # rounds since the last find
+        self.work = self.work_anew = float(max(_WORK, len(size) ** 2))
         self.share = 0.5  # of the way from the best down to the bound, for the last of the aims
         self.least = planner.least  # no placement takes less: proved
         self.blame = np.zeros(len(size))
@@ -273,6 +276,13 @@ class _Restarts:
                     search.stop()
         self.share = min(0.5, self.share * 1.5) if reached else self.share * _LESS_FAR
         self.work *= _MORE_WORK
+        self.vain = 0 if reached else self.vain + 1
+        if self.vain == _VAIN:
+            # What has failed so far leads some searches astray for many minutes, where another start needs seconds.
+            self.vain = 0
+            self.blame[:] = 0
+            self.work_anew *= _MORE_WORK_ANEW
+            self.work = self.work_anew
 
     def _ranks(self):
         """A rank for each block: one of the orders, later with what often fails, and something else, put forward."""
