@@ -84,7 +84,8 @@ PEERS = (
     Peer("cudaMallocAsync", "cudaMallocAsync", "cuda", cases=_COMPILED - {"blocks"}),
     Peer("RMM pool", "rmm_pool", "rmm", "librmm"),
     Peer("RMM arena", "rmm_arena", "rmm", "librmm"),
-    Peer("RMM binning", "rmm_binning", "rmm", "librmm"),
+    # The smallest of its bins is 256 KiB: a million blocks would need 256 GB.
+    Peer("RMM binning", "rmm_binning", "rmm", "librmm", cases=_COMPILED - {"blocks"}),
     Peer("RMM cuda_async", "rmm_async", "rmm", "librmm", cases=_COMPILED - {"blocks"}),
     Peer("PyTorch", "torch", "torch", "torch"),
     Peer("PyTorch expandable", "torch", "torch", "torch", environment=_EXPANDABLE),
