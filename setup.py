@@ -93,10 +93,11 @@ DIRECTIVES = {
 }
 SANITIZE = [f"-fsanitize={os.environ['VPOOL_SANITIZE']}"] if os.environ.get("VPOOL_SANITIZE") else []
 INSTRUMENT = ["--coverage"] if COVERAGE else SANITIZE
-# -fno-strict-aliasing: Cython's own choice for extension types.  -finline-limit: the hit path is many small
-# functions, and calls between them would double its time.  No -march: a wheel runs anywhere.
+# -fno-strict-aliasing: Cython's own choice for extension types.  CYTHON_INLINE: the hit path is many small functions,
+# and calls between them would double its time.  No -march: a wheel runs anywhere.  What counts lines or checks each
+# access gains little from an optimizer, which takes longer than the tests.
 COMPILE_ARGS = [
-    "-O0" if COVERAGE else "-O1" if SANITIZE else "-O3",
+    "-O0" if INSTRUMENT else "-O3",
     "-DCYTHON_INLINE=inline __attribute__((always_inline))",
     "-fno-strict-aliasing",
     "-Wall",
