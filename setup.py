@@ -13,7 +13,7 @@ from setuptools import Extension, setup
 ROOT = Path(__file__).resolve().parent
 # For `make coverage`: counters in the compiled modules, named by the lines of the .pyx and .pxd files.
 COVERAGE = bool(os.environ.get("VPOOL_COVERAGE"))
-GENERATED = ROOT / "build" / ("coverage/cython" if COVERAGE else "cython")
+GENERATED = ROOT / "build" / "cython"
 
 # By hand, bottom layer first: a glob that finds nothing would build an empty wheel without an error.
 MODULES = {
@@ -92,7 +92,8 @@ DIRECTIVES = {
     "freethreading_compatible": True,
 }
 SANITIZE = [f"-fsanitize={os.environ['VPOOL_SANITIZE']}"] if os.environ.get("VPOOL_SANITIZE") else []
-INSTRUMENT = ["--coverage"] if COVERAGE else SANITIZE
+# Threads count at once: counters that lose some may even fall below zero.
+INSTRUMENT = ["--coverage", "-fprofile-update=atomic"] if COVERAGE else SANITIZE
 # -fno-strict-aliasing: Cython's own choice for extension types.  CYTHON_INLINE: the hit path is many small functions,
 # and calls between them would double its time.  No -march: a wheel runs anywhere.  What counts lines or checks each
 # access gains little from an optimizer, which takes longer than the tests.
