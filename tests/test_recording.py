@@ -13,7 +13,6 @@ from tests.helpers.traces import recorded
 from vpool._interface.replay import Replayer
 from vpool.details import Details
 from vpool.moments import moment
-from vpool.placing import placed
 from vpool.trace import ALLOCATE, FREE
 
 EVENTS = ("op", "id", "bytes", "stream", "t_us", "marks_us", "failures")
@@ -549,26 +548,6 @@ class TestMoments:
         assert after.min() >= 0
         assert limit // 4 < after.max() <= limit
         assert (np.diff(event) >= 0).all()
-
-    @pytest.mark.parametrize("source", ["simulated", "simulated-vmm"])
-    def test_what_memory_came_for_is_no_reuse(self, source):
-        strategy = vpool.Dynamic(initial=2 * MIB, growth=2 * MIB, limit=64 * MIB)
-        with vpool.Pool(strategy, source=source) as pool, pool.record() as recording:
-            held = [pool.allocate(900_000) for _ in range(20)]
-            for ptr in held[::2]:
-                pool.deallocate(ptr)
-            del held[::2]
-            pool.trim()
-            held += [pool.allocate(nbytes) for nbytes in (1_500_000, 300_000, 5 * MIB, 1_500_000)]
-            report = pool.inspect()
-        assert 0 < moment(recording, len(recording) - 1).report.reuse_ratio == report.reuse_ratio < 1
-
-    def test_a_placed_trace_reuses_what_its_replay_does(self):
-        trace = recorded("two_streams")
-        report = vpool.replay(trace).report  # of the moment when the most is live
-        shown = moment(placed(trace), trace.peak_event).report
-        for name in ("reuse_ratio", "sharing", "source_calls", "reserved_bytes", "requested_bytes"):
-            assert getattr(shown, name) == getattr(report, name), name
 
     def test_memory_that_is_mapped_nowhere(self):
         """The driver gave it and could not map it: it is reserved all the same."""
