@@ -11,6 +11,7 @@ from tests.helpers.pools import host_pool
 from tests.helpers.traces import FOLDER, SMALL, made
 from vpool.bench import Results
 from vpool.commands import main
+from vpool.commands.console import save_plot
 from vpool.recommendation import Recommendation
 
 # Each with its option for a file to write.
@@ -146,6 +147,11 @@ def _page(path):
         raise OSError("the command failed")
 
 
+def _plot(path):
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    save_plot(figure, str(path))
+
+
 SAVERS = {
     "trace": lambda path: made(*SMALL).save(path),
     "snapshot": lambda path: _snapshot().save(path),
@@ -153,6 +159,7 @@ SAVERS = {
     "recommendation": lambda path: _recommendation().save(path),
     "plan": lambda path: vpool.plan(made(*SMALL)).save(path),
     "page": _page,
+    "plot": _plot,
     "results": lambda path: _results().save(path),
 }
 
