@@ -129,6 +129,12 @@ def test_a_picture_of_a_bench_is_checked_first(tmp_path, capsys):
     assert "is of no kind of picture" in capsys.readouterr().err
 
 
+def test_a_page_of_one_event(tmp_path, capsys):
+    made((1, 5)).save(tmp_path / "one.npz")
+    assert main(["view", str(tmp_path / "one.npz"), "-o", str(tmp_path / "one.html")]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'one.html'}: 1 event, ")
+
+
 def _snapshot():
     with host_pool() as pool:
         return pool.snapshot()

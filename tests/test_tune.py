@@ -506,8 +506,10 @@ class TestCommand:
         assert message in error
         assert error.count("\n") == 1
 
-    def test_without_matplotlib(self, monkeypatch, capsys):
+    def test_without_matplotlib(self, found, monkeypatch, capsys):
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        with pytest.raises(vpool.Error, match=r"vpool\[plot\]"):
+            found.plot()
         assert main(["tune", TRACE, "--plot", "why.png"]) == 1
         assert "vpool[plot]" in capsys.readouterr().err
 
