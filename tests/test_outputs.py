@@ -199,3 +199,13 @@ class TestWholeFiles:
 
     def test_a_name_as_long_as_names_can_be(self, saver, tmp_path):
         SAVERS[saver](tmp_path / ("x" * 255))
+
+
+@pytest.mark.parametrize("saver", sorted(SAVERS.keys() - {"page"}))  # a command, which looks beforehand
+def test_an_error_names_the_file_that_was_meant(saver, tmp_path):
+    loop, missing = tmp_path / "loop", tmp_path / "none" / "out"
+    loop.symlink_to(loop)
+    for out in (loop, missing):
+        with pytest.raises(OSError, match=rf"^\[Errno \d+\] [\w ]+: '{out}'$"):
+            SAVERS[saver](out)
+    assert list(tmp_path.iterdir()) == [loop]

@@ -14,7 +14,8 @@ def moment(trace, event):
 
     What no block covered counts as free, so what was pending does too.  Figures that a recording has nothing of,
     as the limit and the device's memory, are those of a pool without bounds.  A request before which memory came
-    counts as served by a source call; where it is mapped in pieces, each change of a run of them counts as a call.
+    counts as served by a source call, and what was there from the beginning came before the first one; where memory is
+    mapped in pieces, each change of a run of them counts as a call.
 
     Parameters
     ----------
