@@ -186,6 +186,12 @@ class TestRows:
         assert [row.trace for row in several.rows] == [name for name in several.traces for _ in range(5)]
         assert several.traces[TOGETHER] == {"events": 11, "peak_live_bytes": 43 * MIB + 6000}
 
+    def test_a_file_that_is_called_as_all_of_them(self, tmp_path):
+        path = tmp_path / f"{TOGETHER}.npz"
+        made(*SMALL).save(path)
+        found = vpool.compare([path, made(*SMALL)], ["dynamic"], peers=False)
+        assert list(found.traces) == [f"{TOGETHER} (1)", "trace 2", TOGETHER]
+
     def test_files_of_one_name(self, tmp_path):
         made(*SMALL).save(tmp_path / "two_streams.npz")
         found = vpool.compare([SHORT, tmp_path / "two_streams.npz"], ["dynamic"], peers=False)

@@ -2,6 +2,7 @@
 
 import builtins
 import contextlib
+import errno
 import json
 import os
 import re
@@ -171,6 +172,27 @@ class TestServe:
             assert row["requested_bytes"] == 12345
             assert row["reserved_bytes"] == pool.stats.reserved_bytes
             buffer.close()
+
+    def test_it_goes_on_where_a_file_could_not_be_opened(self, monkeypatch):
+        failures = [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+
+        class Full:
+            """A socket in a process that has as many files open as it may."""
+
+            def __getattr__(self, name):
+                return getattr(real, name)
+
+            def accept(self):
+                if failures:
+                    raise failures.pop()
+                return real.accept()
+
+        with vpool.serve() as server:
+            real = server._socket
+            monkeypatch.setattr(server, "_socket", Full())
+            for _ in range(3):
+                assert live.ask(os.getpid())["pid"] == os.getpid()
+            assert not failures
 
     def test_nobody_else_is_told(self, monkeypatch):
         with vpool.serve() as server:

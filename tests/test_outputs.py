@@ -11,6 +11,7 @@ from tests.helpers.pools import host_pool
 from tests.helpers.traces import FOLDER, SMALL, made
 from vpool.bench import Results
 from vpool.commands import main
+from vpool.commands.console import save_plot
 from vpool.recommendation import Recommendation
 
 # Each with its option for a file to write.
@@ -128,6 +129,12 @@ def test_a_picture_of_a_bench_is_checked_first(tmp_path, capsys):
     assert "is of no kind of picture" in capsys.readouterr().err
 
 
+def test_a_page_of_one_event(tmp_path, capsys):
+    made((1, 5)).save(tmp_path / "one.npz")
+    assert main(["view", str(tmp_path / "one.npz"), "-o", str(tmp_path / "one.html")]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'one.html'}: 1 event, ")
+
+
 def _snapshot():
     with host_pool() as pool:
         return pool.snapshot()
@@ -146,6 +153,11 @@ def _page(path):
         raise OSError("the command failed")
 
 
+def _plot(path):
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    save_plot(figure, str(path))
+
+
 SAVERS = {
     "trace": lambda path: made(*SMALL).save(path),
     "snapshot": lambda path: _snapshot().save(path),
@@ -153,6 +165,7 @@ SAVERS = {
     "recommendation": lambda path: _recommendation().save(path),
     "plan": lambda path: vpool.plan(made(*SMALL)).save(path),
     "page": _page,
+    "plot": _plot,
     "results": lambda path: _results().save(path),
 }
 
@@ -186,3 +199,13 @@ class TestWholeFiles:
 
     def test_a_name_as_long_as_names_can_be(self, saver, tmp_path):
         SAVERS[saver](tmp_path / ("x" * 255))
+
+
+@pytest.mark.parametrize("saver", sorted(SAVERS.keys() - {"page"}))  # a command, which looks beforehand
+def test_an_error_names_the_file_that_was_meant(saver, tmp_path):
+    loop, missing = tmp_path / "loop", tmp_path / "none" / "out"
+    loop.symlink_to(loop)
+    for out in (loop, missing):
+        with pytest.raises(OSError, match=rf"^\[Errno \d+\] [\w ]+: '{out}'$"):
+            SAVERS[saver](out)
+    assert list(tmp_path.iterdir()) == [loop]

@@ -399,14 +399,14 @@ class TestFiles:
         assert loaded.details.tags == ["", "kept"]
 
     def test_arrays_that_do_not_fit(self, recording, tmp_path):
-        path = tmp_path / "recording.npz"
-        recording.save(path)
+        recording.save(path := tmp_path / "recording.npz")
         whole = dict(np.load(path))
         changes = {
             "tag": np.array([9] * len(recording), "u2"),
             "address": whole["address"][1:],
             "site": whole["site"].astype("f8"),
             "segment_bytes": whole["segment_bytes"][:0],
+            "segment_event": whole["segment_event"] - 1,
             "tags": np.array("[1]"),
             "sites": np.array("[" * 100_000),
         }

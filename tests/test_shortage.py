@@ -1,5 +1,7 @@
 """What an out-of-memory error says: who holds memory, and steps that help when they are taken."""
 
+import time
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,8 @@ import vpool
 from tests.helpers.pools import KIB, MIB, WIDE_NAMES, columns, simulated_pool, unchanged
 from tests.helpers.traces import ALL, recorded
 from vpool._interface.replay import Replayer
+from vpool.report import BLOCK_DTYPE
+from vpool.shortage import _window
 from vpool.trace import ALLOCATE
 
 MOST_LINES = 30
@@ -157,6 +161,19 @@ def test_equal_blocks_at_aligned_addresses(alignment):
         assert set(freeing.addresses) < set(blocks)
         take(pool, freeing)
         assert pool.allocate(5000, alignment=alignment) == freeing.addresses[0]
+
+
+def test_a_range_does_not_lie_across_gaps_however_many_there_are():
+    """A device of virtual memory has tens of thousands of them, and who waits for the message has memory to free."""
+    blocks = np.zeros(90_001, BLOCK_DTYPE)
+    blocks["nbytes"] = 2 * MIB
+    blocks["address"] = np.arange(len(blocks), dtype=np.uint64) * np.uint64(2 * MIB)
+    blocks["state"] = np.resize(["unmapped", "live", "free"], len(blocks))
+    begin = time.process_time()
+    window, live = _window(blocks, 4 * MIB)
+    assert time.process_time() - begin < 6
+    assert (window["address"].tolist(), live) == ([2 * MIB, 4 * MIB], 2 * MIB)
+    assert _window(blocks, 4 * MIB + 256) is None
 
 
 def test_a_capacity_that_would_hold_the_request():

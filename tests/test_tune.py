@@ -191,6 +191,14 @@ class TestSeveralTraces:
         names = [row.trace for row in vpool.tune([TRACE, TRACE], trials=8, holdout=False).expected]
         assert len(set(names)) == 2
 
+    def test_one_that_has_the_name_which_another_would_get(self, tmp_path):
+        paths = [tmp_path / name for name in ("a.npz", "a (3).npz", "b/a.npz")]
+        paths[2].parent.mkdir()
+        for steps, path in enumerate(paths, start=2):
+            swinging(steps).save(path)
+        found = vpool.tune(paths, trials=4, holdout=False).expected
+        assert [row.trace for row in found] == ["a", "a (3)", "a (3) (3)"]
+
 
 class TestHeldOut:
     """Halves of steps."""
@@ -498,8 +506,10 @@ class TestCommand:
         assert message in error
         assert error.count("\n") == 1
 
-    def test_without_matplotlib(self, monkeypatch, capsys):
+    def test_without_matplotlib(self, found, monkeypatch, capsys):
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        with pytest.raises(vpool.Error, match=r"vpool\[plot\]"):
+            found.plot()
         assert main(["tune", TRACE, "--plot", "why.png"]) == 1
         assert "vpool[plot]" in capsys.readouterr().err
 

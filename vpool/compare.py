@@ -3,7 +3,6 @@
 import math
 import os
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from vpool.peers import PEERS, simulate
 from vpool.replay import policy_of, replay
@@ -11,7 +10,7 @@ from vpool.sizes import format_bytes, parse_count, parse_size, plural
 from vpool.sizing import fixed_for
 from vpool.strategies import GRANULE, Dynamic, Hybrid
 from vpool.tables import table
-from vpool.trace import Trace
+from vpool.trace import Trace, named
 
 __all__ = ["STRATEGIES", "TOGETHER", "CompareResult", "CompareRow", "compare", "smallest_capacity"]
 
@@ -217,19 +216,12 @@ def compare(traces, strategies=None, capacity=None, passes=2, peers=True, progre
 
 def _named(traces):
     """The traces by name, and all of them together."""
-    if isinstance(traces, (Trace, str, os.PathLike)):
-        traces = [traces]
-    named = {}
-    for number, trace in enumerate(traces, start=1):
-        name = f"trace {number}"
-        if not isinstance(trace, Trace):
-            name, trace = Path(trace).stem, Trace.load(trace)
-        named[name if name not in named else f"{name} ({number})"] = trace
-    if not named:
+    found = named(traces, taken=[TOGETHER])
+    if not found:
         raise ValueError("there is no trace to compare with")
-    if len(named) > 1:
-        named[TOGETHER] = Trace.merge(*named.values())
-    return named
+    if len(found) > 1:
+        found[TOGETHER] = Trace.merge(*found.values())
+    return found
 
 
 def _strategies(given):

@@ -201,5 +201,8 @@ class Details(NamedTuple):
         for name, names in (("tag", "tags"), ("site", "sites")):
             if len(taken[name]) and int(taken[name].max()) >= len(taken[names]):
                 raise FormatError(f"array {name} names more than the {len(taken[names])} {names} that there are")
+        order = taken["segment_event"]
+        if (order[1:] < order[:-1]).any() or (len(order) and not 0 <= order[0] <= order[-1] <= events):
+            raise FormatError(f"array segment_event is not of events, in order, of the {events} that there are")
         segments = SegmentEvents(*(taken.pop(name) for name in _SEGMENT_ARRAYS))
         return cls(**taken, segments=segments)

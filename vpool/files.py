@@ -29,7 +29,7 @@ def whole_file(path):
         Where the file cannot be written.
     """
     target = Path(path)
-    if target.exists() and not target.is_file():
+    if not _is_or_will_be_a_file(target):
         with open(target, "wb") as file:
             yield file
         return
@@ -41,11 +41,18 @@ def whole_file(path):
         if part.exists():
             os.replace(part, target)
     except BaseException as error:
-        if isinstance(error, OSError) and error.filename == str(part):
-            error.filename, error.filename2 = str(path), None
         with contextlib.suppress(OSError):
             part.unlink()
+        if isinstance(error, OSError) and error.filename == str(part):
+            raise OSError(error.errno, error.strerror, str(path)) from None
         raise
+
+
+def _is_or_will_be_a_file(target):
+    try:
+        return stat.S_ISREG(target.stat().st_mode)
+    except FileNotFoundError:
+        return True
 
 
 def _opened(part, target):

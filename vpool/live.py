@@ -116,8 +116,12 @@ class Server:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:
-                return  # closed
+            except OSError as error:
+                if self.ends:
+                    return
+                logger.warning("vpool serves: %s", error)  # as where all files are open that may be
+                time.sleep(_PATIENCE)
+                continue
             with connection:
                 try:
                     self._answer(connection)

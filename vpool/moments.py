@@ -13,7 +13,9 @@ def moment(trace, event):
     """The snapshot of a recorded pool after an event.
 
     What no block covered counts as free, so what was pending does too.  Figures that a recording has nothing of,
-    as the limit and the device's memory, are those of a pool without bounds.
+    as the limit and the device's memory, are those of a pool without bounds.  A request before which memory came
+    counts as served by a source call, and what was there from the beginning came before the first one; where memory is
+    mapped in pieces, each change of a run of them counts as a call.
 
     Parameters
     ----------
@@ -130,13 +132,31 @@ def _figures(trace, event, reserved, changes):
         "peak_allocated_bytes": int(np.cumsum(change).max(initial=0)),
         "peak_requested_bytes": int(trace.live_bytes[: event + 1].max(initial=0)),
         "served_bytes": int(trace.bytes[: event + 1][signs > 0].sum(dtype=np.uint64)),
-        "missed_bytes": 0,
+        "missed_bytes": _missed_bytes(trace, event),
         "source_calls": changes,
         "grows": True,
         "core": None,
         "tags": tags,
         "pending": [],
     }
+
+
+def _missed_bytes(trace, event):
+    """Bytes of the requests up to an event that memory came right before, and not what was left of a longer run."""
+    grown = set()
+    gone: list[tuple] = []
+    last = -1
+    for at, address, nbytes in zip(*(column.tolist() for column in trace.details.segments), strict=True):
+        if at > event:
+            break
+        if at != last:
+            gone, last = [], at
+        if nbytes < 0:
+            gone.append((address, address - nbytes))
+        elif not any(begin <= address and address + nbytes <= end for begin, end in gone):
+            grown.add(at)
+    events = np.array(sorted(grown), np.int64)
+    return int(trace.bytes[events[trace.op[events] == ALLOCATE]].sum(dtype=np.uint64))
 
 
 def _peaks(change, group, groups):

@@ -11,7 +11,7 @@ from vpool.trace import Trace
 
 __all__ = ["placed"]
 
-# Events that segments may add to those of the trace; the ring is mapped as it is written.
+# Events that segments may add to those of the trace before it is replayed anew; the ring is mapped as it is written.
 _SEGMENT_EVENTS = 1 << 16
 
 
@@ -38,11 +38,15 @@ def placed(trace, strategy=None, capacity=None):
     A replay, recorded, so O(events); blocks without bytes have address 0.
     """
     policy = policy_of(strategy, trace, capacity)
-    with pool_for(policy, "simulated", capacity) as pool, streams_of(pool.source.driver, trace) as streams:
-        replayer = Replayer(pool, trace, streams)
-        with pool.record(capacity=len(trace) + _SEGMENT_EVENTS) as recording:
-            done = replayer.run(0, len(trace))
-        replayer.finish()
+    needed, room = len(trace) + _SEGMENT_EVENTS, 0
+    while needed > room:
+        room = needed
+        with pool_for(policy, "simulated", capacity) as pool, streams_of(pool.source.driver, trace) as streams:
+            replayer = Replayer(pool, trace, streams)
+            with pool.record(capacity=room) as recording:
+                done = replayer.run(0, len(trace))
+            needed = len(trace) + pool.stats.source_calls + 1  # one that fails is the last
+            replayer.finish()
     return _placed(trace if done == len(trace) else _ended(trace, done), recording)
 
 

@@ -6,7 +6,7 @@ from vpool.errors import Error
 from vpool.sizes import format_bytes, plural
 from vpool.tables import shortened
 
-__all__ = ["draw"]
+__all__ = ["draw", "figure_class"]
 
 _COLOURS = {"live": "#4c78a8", "pending": "#f58518", "free": "#e0e0e0", "unmapped": "#ffffff"}
 _MOST_SEGMENTS = 40
@@ -14,13 +14,18 @@ _MOST_POINTS = 4000
 _NAMES = 60  # columns
 
 
-def draw(report, trace=None):
-    """A figure of a report: see `Report.plot`."""
+def figure_class():
+    """Matplotlib's `Figure`, imported only now; Error where it is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise Error('plots need matplotlib: pip install "vpool[plot]"') from None
-    figure = Figure(figsize=(9.0, 9.0 if trace is not None else 6.5), layout="constrained")
+    return Figure
+
+
+def draw(report, trace=None):
+    """A figure of a report: see `Report.plot`."""
+    figure = figure_class()(figsize=(9.0, 9.0 if trace is not None else 6.5), layout="constrained")
     axes = figure.subplots(3 if trace is not None else 2, 1)
     _map(axes[0], report)
     _free_sizes(axes[1], report)

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, field
 
 from vpool.files import whole_file
+from vpool.plots import figure_class
 from vpool.policy import Policy
 from vpool.sizes import format_bytes
 from vpool.tables import table
@@ -167,13 +168,11 @@ class Recommendation:
 
         Raises
         ------
-        ImportError
-            Where matplotlib is not installed (the extra ``plot``).
+        Error
+            Where matplotlib is not installed; ``pip install "vpool[plot]"`` has it.
         """
-        from matplotlib.figure import Figure
-
         knobs = list(dict.fromkeys(row["knob"] for row in self.sensitivity))
-        figure = Figure(layout="constrained", figsize=(10.0, 3.0 + 2.2 * -(-len(knobs) // 3)))
+        figure = figure_class()(layout="constrained", figsize=(10.0, 3.0 + 2.2 * -(-len(knobs) // 3)))
         rows = -(-len(knobs) // 3)
         parts = figure.add_gridspec(2, 1, height_ratios=(1.2, rows))
         self._draw_front(figure.add_subfigure(parts[0]).add_subplot())

@@ -342,14 +342,15 @@ def _window(mine, need):
     """
     sizes = mine["nbytes"].astype(np.int64)
     live = np.where(mine["state"] == "live", sizes, 0)
-    if (mine["state"] == "unmapped").any():  # a gap: what is on both sides of it is no range
-        gaps = np.cumsum(mine["state"] == "unmapped")
-        parts = [mine[(gaps == gap) & (mine["state"] != "unmapped")] for gap in np.unique(gaps)]
-        found = [window for part in parts if len(part) and (window := _window(part, need)) is not None]
-        return min(found, key=lambda window: window[1], default=None)
-    if need > sizes.sum():
-        return None
     ends = np.concatenate(([0], np.cumsum(sizes)))
+    gaps = np.flatnonzero(mine["state"] == "unmapped")
+    if len(gaps):  # what is on both sides of one is no range
+        begins, stops = np.append(0, gaps + 1), np.append(gaps, len(mine))
+        long = np.flatnonzero(ends[stops] - ends[begins] >= need)
+        found = [_window(mine[begins[part] : stops[part]], need) for part in long.tolist()]
+        return min(found, key=lambda window: window[1], default=None)
+    if need > ends[-1]:
+        return None
     costs = np.concatenate(([0], np.cumsum(live)))
     last = np.searchsorted(ends, ends[:-1] + need)  # a window from block i ends before block last[i]
     starts = np.flatnonzero(last <= len(sizes))

@@ -1,5 +1,6 @@
 """Traces: recorded allocations and frees, in order."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from vpool.formats import npz, writers
 from vpool.formats.npz import FORMAT_VERSION
 from vpool.sizes import plural
 
-__all__ = ["FORMAT_VERSION", "Trace"]
+__all__ = ["FORMAT_VERSION", "Trace", "named"]
 
 ALLOCATE, FREE = 0, 1
 
@@ -340,6 +341,33 @@ class Trace:
             Where the file cannot be written.
         """
         writers.write(self, path, format)
+
+
+def named(traces, *, taken=()):
+    """One trace or several, by names that each has to itself.
+
+    Parameters
+    ----------
+    traces : Trace, path, or iterable of them
+        A file has its own name without the ending, what is none has a number.
+    taken : iterable of str
+        Names that none gets.
+
+    Returns
+    -------
+    dict of Trace
+    """
+    if isinstance(traces, (Trace, str, os.PathLike)):
+        traces = [traces]
+    found: dict[str, Trace] = {}
+    for number, trace in enumerate(traces, start=1):
+        name = f"trace {number}"
+        if not isinstance(trace, Trace):
+            name, trace = Path(trace).stem, Trace.load(trace)
+        while name in found or name in taken:
+            name = f"{name} ({number})"
+        found[name] = trace
+    return found
 
 
 def _failures(failures, events):

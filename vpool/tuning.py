@@ -3,15 +3,13 @@
 import contextlib
 import math
 import operator
-import os
 from dataclasses import replace
-from pathlib import Path
 
 from vpool.policy import Policy
 from vpool.recommendation import Expected, Recommendation
 from vpool.search import Point, Space, search
 from vpool.sizes import format_bytes, parse_count, parse_size
-from vpool.trace import Trace
+from vpool.trace import named
 from vpool.trials import Study, Workload, halves, on_threads
 
 __all__ = ["OBJECTIVES", "tune"]
@@ -133,19 +131,13 @@ def _evaluator(scheduler, workers, workloads):
 
 
 def _named(traces):
-    if isinstance(traces, (Trace, str, os.PathLike)):
-        traces = [traces]
-    named: dict[str, Trace] = {}
-    for number, trace in enumerate(traces, start=1):
-        name = f"trace {number}"
-        if not isinstance(trace, Trace):
-            name, trace = Path(trace).stem, Trace.load(trace)
+    found = named(traces)
+    for name, trace in found.items():
         if not trace.peak_live_bytes:
             raise ValueError(f"{name} allocates nothing, so there is nothing to tune")
-        named[name if name not in named else f"{name} ({number})"] = trace
-    if not named:
+    if not found:
         raise ValueError("there is no trace to tune for")
-    return named
+    return found
 
 
 class _Goal:

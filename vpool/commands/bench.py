@@ -5,7 +5,7 @@ from vpool.bench.drawing import draw, empty_figure
 from vpool.bench.goals import goals
 from vpool.bench.page import page
 from vpool.bench.shown import number, tables_of
-from vpool.commands.console import expect_output, expect_plot, progress, show_tables
+from vpool.commands.console import expect_output, expect_plot, progress, save_plot, show_tables
 from vpool.files import whole_file
 
 HELP = "Measure what an allocation costs on this machine, beside the cost of a lock and every peer that is installed."
@@ -52,7 +52,7 @@ def run(args):
         results.save(written)
     if figure:
         draw(figure, results)
-        figure.savefig(args.plot)
+        save_plot(figure, args.plot)
     if args.page:
         text = page(results)
         with whole_file(args.page) as file:

@@ -1,6 +1,6 @@
 """``vpool compare``."""
 
-from vpool.commands.console import expect_plot, progress
+from vpool.commands.console import expect_plot, progress, save_plot
 from vpool.commands.replay import size
 from vpool.compare import STRATEGIES, compare
 
@@ -25,7 +25,7 @@ def run(args):
     with progress("comparing") as show:
         result = compare(args.traces, args.strategy, args.capacity, peers=not args.no_peers, progress=show)
     if args.plot:
-        _drawn(result).savefig(args.plot)
+        save_plot(_drawn(result), args.plot)
     if not args.json:
         print(result)
     return result.to_dict()

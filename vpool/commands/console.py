@@ -6,9 +6,10 @@ import os
 import sys
 
 from vpool.errors import Error
+from vpool.files import whole_file
 from vpool.tables import printable, table
 
-__all__ = ["expect_output", "expect_plot", "progress", "show_tables", "table"]
+__all__ = ["expect_output", "expect_plot", "progress", "save_plot", "show_tables", "table"]
 
 
 def expect_output(path, *inputs, beside=()):
@@ -70,9 +71,18 @@ def expect_plot(path, *inputs, beside=()):
     except ImportError:
         raise Error('--plot needs matplotlib: pip install "vpool[plot]"') from None
     kinds = Figure().canvas.get_supported_filetypes()
-    ending = os.path.splitext(path)[1].removeprefix(".").lower()
-    if ending and ending not in kinds:
+    if _ending(path) not in ("", *kinds):
         raise ValueError(f"{path} is of no kind of picture: name one of {', '.join(sorted(kinds))}")
+
+
+def save_plot(figure, path):
+    """Write a picture whole or not at all, by the kind that its ending names; PNG where it has none."""
+    with whole_file(path) as file:
+        figure.savefig(file, format=_ending(path) or "png")
+
+
+def _ending(path):
+    return os.path.splitext(path)[1].removeprefix(".").lower()
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 import zipfile
 
-from vpool.commands.console import expect_plot, progress, table
+from vpool.commands.console import expect_plot, progress, save_plot, table
 from vpool.errors import FormatError
 from vpool.moments import moment
 from vpool.replay import replay
@@ -41,7 +41,7 @@ def run(args):
             "notes": trace.notes,
         }
     if args.plot:
-        report.plot(trace).savefig(args.plot)
+        save_plot(report.plot(trace), args.plot)
     if not args.json:
         if trace is not None:
             print(_head(args.file, found, recorded=trace.details is not None))

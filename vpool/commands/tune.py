@@ -1,6 +1,6 @@
 """``vpool tune``."""
 
-from vpool.commands.console import expect_output, expect_plot, progress, show_tables
+from vpool.commands.console import expect_output, expect_plot, progress, save_plot, show_tables
 from vpool.commands.replay import count, size
 from vpool.tuning import OBJECTIVES, TRIALS, tune
 
@@ -54,7 +54,7 @@ def run(args):
     if args.output:
         found.save(args.output)
     if args.plot:
-        found.plot().savefig(args.plot)
+        save_plot(found.plot(), args.plot)
     if not args.json:
         print("\n".join(found.sentences()))
         show_tables(found.tables())

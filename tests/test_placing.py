@@ -1,0 +1,48 @@
+"""Addresses for traces that have none, and what reports say of such moments."""
+
+import numpy as np
+import pytest
+
+import vpool
+from tests.helpers.pools import MIB
+from tests.helpers.traces import made, recorded
+from vpool import placing
+from vpool.moments import moment
+from vpool.placing import placed
+
+
+@pytest.mark.parametrize("source", ["simulated", "simulated-vmm"])
+def test_what_memory_came_for_is_no_reuse(source):
+    strategy = vpool.Dynamic(initial=2 * MIB, growth=2 * MIB, limit=64 * MIB)
+    with vpool.Pool(strategy, source=source) as pool, pool.record() as recording:
+        held = [pool.allocate(900_000) for _ in range(20)]
+        for ptr in held[::2]:
+            pool.deallocate(ptr)
+        del held[::2]
+        pool.trim()
+        held += [pool.allocate(nbytes) for nbytes in (1_500_000, 300_000, 5 * MIB, 1_500_000)]
+        report = pool.inspect()
+    assert 0 < moment(recording, len(recording) - 1).report.reuse_ratio == report.reuse_ratio < 1
+
+
+def test_a_placed_trace_reuses_what_its_replay_does():
+    trace = recorded("two_streams")
+    report = vpool.replay(trace).report  # of the moment when the most is live
+    shown = moment(placed(trace), trace.peak_event).report
+    for name in ("reuse_ratio", "sharing", "source_calls", "reserved_bytes", "requested_bytes"):
+        assert getattr(shown, name) == getattr(report, name), name
+
+
+def test_more_segments_come_and_go_than_a_ring_was_made_for(monkeypatch):
+    """All of them are told, and each block has its own address."""
+    random = np.random.default_rng(1)
+    sizes = random.integers(1, 9000, 240).tolist()
+    trace = made(*((number, size) for number, size in enumerate(sizes, start=1)), *(-n for n in range(1, 17)))
+    strategy = vpool.Dynamic(initial=0, growth=4096, limit=64 * MIB)
+    expected = placed(trace, strategy).details
+    monkeypatch.setattr(placing, "_SEGMENT_EVENTS", 0)
+    found = placed(trace, strategy).details
+    assert len(expected.segments.event) > 190
+    for name in ("address", "allocated"):
+        assert np.array_equal(getattr(found, name), getattr(expected, name)), name
+    assert all(map(np.array_equal, found.segments, expected.segments))
