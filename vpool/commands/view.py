@@ -8,7 +8,7 @@ from vpool.commands.replay import size
 from vpool.files import whole_file
 from vpool.pages import page_of_snapshot, page_of_trace
 from vpool.placing import placed
-from vpool.sizes import format_bytes
+from vpool.sizes import format_bytes, plural
 from vpool.snapshot import Snapshot
 from vpool.trace import Trace
 
@@ -46,8 +46,8 @@ def run(args):
     with whole_file(args.out) as file:
         file.write(written)
     if not args.json:
-        count = "blocks" if "blocks" in found else "events"
-        print(f"{args.out}: {found[count]:,} {count}, {format_bytes(len(written))}")
+        count = plural(found["blocks"], "block") if "blocks" in found else plural(found["events"], "event")
+        print(f"{args.out}: {count}, {format_bytes(len(written))}")
         for note in notes:
             print(f"note: {note}")
     return {**found, "page_bytes": len(written)}
