@@ -228,7 +228,10 @@ class Defrag:
         lines += self._plan_lines("for one free range of", self.joins, "largest_free_bytes", "gained_bytes", "more by")
         if not self.joins:
             what = "a longer range" if self.need is None else f"a range of {self.need:,} bytes"
-            lines += ["", f"no moves were found that make {what}"]
+            free = ""
+            if self.need is not None and self.need > self.free_bytes:
+                free = f": only {format_bytes(self.free_bytes)} are free"
+            lines += ["", f"no moves were found that make {what}{free}"]
         if self.releases:
             held = self.releases[-1]
             lines += [
