@@ -46,6 +46,17 @@ class Trace:
     details : vpool.details.Details, optional
         Addresses, tags and more of each event, which a recording knows.
 
+    Attributes
+    ----------
+    notes : list of str
+        What was odd in the file, a sentence each.
+    failures : numpy.ndarray
+        The requests that failed.
+    figures : dict
+        What a reader counted in the file.
+    details : vpool.details.Details or None
+        What only a recording knows.
+
     Raises
     ------
     FormatError
