@@ -318,6 +318,7 @@ class TestTop:
     def test_a_process_that_is_stopped(self, process, monkeypatch, capsys):
         monkeypatch.setattr(live, "_PATIENCE", 0.1)
         os.kill(process.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)  # not all threads of it have stopped when it is told to
         try:
             assert main(["top", str(process.pid)]) == 1
         finally:
