@@ -6,21 +6,19 @@ pytest -m long tests/test_rates.py
 import contextlib
 import statistics
 
-import numpy as np
 import pytest
 
 import vpool
 from tests.helpers.traces import recorded
 from vpool._interface.replay import Replayer
+from vpool.runs import streams_of
 
 pytestmark = pytest.mark.long
 
 
 def event_ns(trace, record):
     """Nanoseconds of an event of a trace in a fresh pool."""
-    with vpool.Pool(source="simulated", debug=()) as pool:
-        driver = pool.source.driver
-        streams = {int(index): driver.create_stream() if index else 0 for index in np.unique(trace.stream)}
+    with vpool.Pool(source="simulated", debug=()) as pool, streams_of(pool.source.driver, trace) as streams:
         replayer = Replayer(pool, trace, streams)
         with pool.record() if record else contextlib.nullcontext() as recording:
             assert replayer.run(0, len(trace)) == len(trace)
