@@ -31,8 +31,6 @@ def test_a_stress_faults_and_hostile_calls_have_no_report(monkeypatch):
     """One build for all of them: addresses and undefined behaviour."""
     monkeypatch.setenv("VPOOL_FUZZ", "150")
     monkeypatch.setenv("VPOOL_FAULT_POSITIONS", "2")
-    # With every debug mode on, most of the time is Python's; their calls are made in the other scenarios too.
-    monkeypatch.setenv("PYTEST_ADDOPTS", "-k 'not Watched'")
     sanitized("address,undefined", "--seconds", "5", "--tests", *HOSTILE, timeout=1800)
 
 
