@@ -14,6 +14,7 @@ from vpool._management.lend cimport (
     lend_home,
     lend_isolate,
     lend_live,
+    lend_on,
     lend_out,
     lend_return,
 )
@@ -263,38 +264,57 @@ cdef bint _take_loan(CoreState* state, Request* request, Arena* owner, bint prov
     return block_id != 0
 
 
-cdef void _cancel_loan(Extent* extent) noexcept nogil:
-    bias_take(&extent.owner.lock)
-    lend_home(extent)
-    free_block(extent.owner, extent.lent)
-    bias_drop(&extent.owner.lock)
+cdef void _cancel_loan(CoreState* state, Extent* extent) noexcept nogil:
+    """Let whoever had a loan, which nobody used meanwhile, have it again."""
+    cdef bint returned = False
+    if extent.owner != extent.freer:
+        bias_take(&extent.freer.lock)
+        returned = lend_adopt(extent.freer, extent) != 0
+        bias_drop(&extent.freer.lock)
+    if not returned:
+        _give_home(state, extent)
+
+
+cdef bint _receive_loan(CoreState* state, Arena* arena, Extent* extent) noexcept nogil:
+    """Put a loan into the lists of an arena whose stream comes after its last use; False where no record is left.
+
+    The arena's lock is held.
+    """
+    cdef uint64_t stamp = extent.stamp
+    if extent.owner == arena:                     # its own, and home
+        lend_home(extent)
+        free_block(arena, extent.lent)
+        return True
+    # The borrower's own stamp: a third stream has to come after this one, which came after the owner.
+    extent.stamp = 0 if stamp <= atomic_read(state.table[extent.freer.slot].done) else atomic_read(arena.sequence)
+    if lend_adopt(arena, extent):
+        return True
+    extent.stamp = stamp
+    return False
 
 
 cdef BlockId _use_loan(CoreState* state, Source source, Request* request, Extent* extent) noexcept nogil:
     """Order the request's stream after the loan's last use, and serve the request from it."""
     cdef Arena* arena = request.arena
     cdef int status = order_make(state, source, arena.slot, extent.freer.slot, extent.stamp)
-    cdef BlockId edge_id
+    cdef bint received
     if status != STATUS_OK:
         if status != STATUS_NOT_READY:            # another's memory, or the source, may still serve it
             request.status = status
-        _cancel_loan(extent)
+        _cancel_loan(state, extent)
         return 0
+    lend_on(extent, arena.slot)
     bias_take(&arena.lock)
-    # The borrower's own stamp: a third stream has to come after this one, which came after the owner.
-    if extent.stamp <= atomic_read(state.table[extent.freer.slot].done):
-        extent.stamp = 0
-    else:
-        extent.stamp = atomic_read(arena.sequence)
-    edge_id = lend_adopt(arena, extent)
-    if edge_id:
+    received = _receive_loan(state, arena, extent)
+    if received:
         request.block_id = arena_take_aligned(
             arena, request.nbytes, request.requested, request.alignment, request.tag, request.looks)
         request.address = arena.blocks[request.block_id].address
     bias_drop(&arena.lock)
-    if edge_id == 0:
+    if not received:
         request.no_record = True
-        _cancel_loan(extent)
+        lend_on(extent, extent.freer.slot)
+        _cancel_loan(state, extent)
         return 0
     atomic_add(state.crossings, 1)
     return request.block_id
@@ -401,34 +421,43 @@ cdef bint _leave(CoreState* state, Arena* arena, BlockId block_id, uint16_t free
 cdef bint _settle_in(CoreState* state, Arena* user, Extent* extent) noexcept nogil:
     """Put what `_leave` took into the arena of the stream it was freed on; False where no record is left for it.
 
-    That stream was named by the caller, but nothing says that it comes after the owner's own work: unless
-    that is proved, the block is pending there.  The user's lock is held.
+    That stream was named by the caller, but nothing says that it comes after the work of the stream that had the
+    block: unless that is proved, the block is pending there.  The user's lock is held.
     """
     cdef BlockId edge_id, block_id
-    cdef uint64_t owners_work = atomic_read(extent.owner.sequence)
-    extent.stamp = atomic_read(user.sequence)
-    edge_id = lend_adopt(user, extent)
-    if edge_id == 0:
-        return False
-    if order_proved(state, user.slot, extent.owner.slot, owners_work):
-        return True
-    block_id = user.blocks[edge_id].next
-    freelist_remove(user, &user.blocks[block_id])
+    cdef uint64_t before = atomic_read(extent.freer.sequence)
+    cdef bint proved = order_proved(state, user.slot, extent.freer.slot, before)
+    if extent.owner == user:                      # its own, and home
+        lend_home(extent)
+        block_id = extent.lent
+        if proved:
+            free_block(user, block_id)
+            return True
+    else:
+        extent.stamp = atomic_read(user.sequence)
+        edge_id = lend_adopt(user, extent)
+        if edge_id == 0 or proved:
+            return edge_id != 0
+        block_id = user.blocks[edge_id].next
+        freelist_remove(user, &user.blocks[block_id])
     pending_put(user, block_id)
-    pending_on(user, block_id, extent.owner, owners_work)
+    pending_on(user, block_id, extent.freer, before)
     return True
 
 
 cdef void _arrive(CoreState* state, Arena* user, Extent* extent) noexcept nogil:
     cdef bint arrived
+    lend_on(extent, user.slot)
     bias_take(&user.lock)
     arrived = _settle_in(state, user, extent)
     bias_drop(&user.lock)
     if not arrived:
         bias_take(&extent.owner.lock)
-        lend_home(extent)
-        pending_put(extent.owner, extent.lent)
-        pending_on(extent.owner, extent.lent, user, extent.stamp)
+        # It waits for both streams; where not even that can be written down, nobody has it any more.
+        if extent.owner == extent.freer or pending_use(extent.owner, extent.lent, extent.freer):
+            lend_home(extent)
+            pending_put(extent.owner, extent.lent)
+            pending_on(extent.owner, extent.lent, user, extent.stamp)
         bias_drop(&extent.owner.lock)
 
 

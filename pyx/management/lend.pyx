@@ -2,16 +2,18 @@
 
 In the owner's arena a loan is one block, state LENT, in no list.  In the borrower's it is an extent: an
 edge and the blocks behind it, which are cut, merged and even lent on as those of a segment.  When an
-extent is one free block again it can go home and merge there.
+extent is one free block again it can go home and merge there.  One that is lent on whole leaves its borrower
+for the next: a loan inside a loan is smaller than that, or memory that goes to and fro would nest without end.
 
 No two arenas are ever locked together for this: between the two locks a loan is with neither, and only
 the thread that carries it knows of it.
 """
 from libc.stdint cimport int64_t, uint16_t, uint64_t
 
+from vpool._base.bias cimport bias_drop, bias_take
 from vpool._base.lock cimport lone_count
 from vpool._base.types cimport BLOCK_EDGE, BLOCK_FREE, BLOCK_LENT, FLAG_SOLID, Block, BlockId
-from vpool._management.arena cimport Arena, arena_add_segment, arena_remove_segment
+from vpool._management.arena cimport Arena, arena_add_segment
 from vpool._management.freelist cimport freelist_take_out
 from vpool._management.hit cimport hit_cut
 from vpool._management.record cimport record_delete, record_new
@@ -30,19 +32,46 @@ cdef void _mark_lent(Arena* owner, BlockId block_id, uint16_t borrower, Extent* 
     extent.nbytes = block.nbytes
 
 
+cdef inline bint _is_extent(Arena* arena, Block* block) noexcept nogil:
+    """Whether a block is all of an extent."""
+    cdef Block* edge = &arena.blocks[block.prev]
+    return block.next == 0 and edge.state == BLOCK_EDGE and edge.stamp != 0
+
+
+cdef void _part_with(Arena* borrower, BlockId edge_id, Extent* extent) noexcept nogil:
+    """Take an extent out of the arena whose only block is in no list, and what finds it no more."""
+    cdef Block* edge = &borrower.blocks[edge_id]
+    cdef BlockId next_id = edge.list_prev
+    extent.owner = <Arena*> edge.stamp
+    extent.lent = edge.list_next
+    extent.address = borrower.blocks[edge.next].address
+    extent.nbytes = borrower.blocks[edge.next].nbytes
+    if edge.prev:
+        borrower.blocks[edge.prev].list_prev = next_id
+    else:
+        borrower.adopted = next_id
+    if next_id:
+        borrower.blocks[next_id].prev = edge.prev
+    record_delete(borrower, edge.next)
+    record_delete(borrower, edge_id)
+
+
 cdef void lend_out(Arena* owner, BlockId block_id, uint64_t nbytes, uint16_t borrower, Extent* extent) noexcept nogil:
     """Take the first `nbytes` of a listed free block out of the arena, or all of it."""
-    cdef uint64_t stamp = owner.blocks[block_id].stamp
+    cdef Block* block = &owner.blocks[block_id]
     cdef BlockId front_id = 0
-    if owner.blocks[block_id].nbytes > nbytes:
+    extent.freer = owner
+    extent.stamp = block.stamp
+    if block.nbytes <= nbytes and _is_extent(owner, block):
+        lend_unadopt(owner, block.prev, extent)
+        return
+    if block.nbytes > nbytes:
         front_id = hit_cut(owner, block_id, nbytes)
     if front_id:
         block_id = front_id
     else:
         freelist_take_out(owner, block_id)
     _mark_lent(owner, block_id, borrower, extent)
-    extent.freer = owner
-    extent.stamp = stamp
 
 
 cdef BlockId lend_adopt(Arena* borrower, Extent* extent) noexcept nogil:
@@ -68,25 +97,26 @@ cdef void lend_live(Arena* owner, BlockId block_id, uint16_t borrower, Extent* e
     cdef Block* block = &owner.blocks[block_id]
     lone_count(owner.allocated_bytes, -<int64_t> block.nbytes)
     lone_count(owner.requested_bytes, -<int64_t> block.stamp)
+    extent.freer = owner
+    if _is_extent(owner, block):
+        _part_with(owner, block.prev, extent)
+        return
     block.generation += 1
     _mark_lent(owner, block_id, borrower, extent)
 
 
+cdef void lend_on(Extent* extent, uint16_t borrower) noexcept nogil:
+    """Have a loan's owner know who gets it, if that was not known when it was lent.  No lock is held."""
+    if extent.owner != extent.freer:
+        bias_take(&extent.owner.lock)
+        extent.owner.blocks[extent.lent].slot = borrower
+        bias_drop(&extent.owner.lock)
+
+
 cdef void lend_unadopt(Arena* borrower, BlockId edge_id, Extent* extent) noexcept nogil:
     """Take an extent that is one listed free block out of the arena again."""
-    cdef Block* edge = &borrower.blocks[edge_id]
-    cdef BlockId next_id = edge.list_prev
-    extent.owner = <Arena*> edge.stamp
-    extent.lent = edge.list_next
-    extent.address = borrower.blocks[edge.next].address
-    extent.nbytes = borrower.blocks[edge.next].nbytes
-    if edge.prev:
-        borrower.blocks[edge.prev].list_prev = next_id
-    else:
-        borrower.adopted = next_id
-    if next_id:
-        borrower.blocks[next_id].prev = edge.prev
-    arena_remove_segment(borrower, edge_id, extent.nbytes)
+    freelist_take_out(borrower, borrower.blocks[edge_id].next)
+    _part_with(borrower, edge_id, extent)
 
 
 cdef int lend_return(Arena* borrower, Extent* extents, int most) noexcept nogil:

@@ -92,40 +92,62 @@ cdef struct Copying:
     uint64_t count
 
 
-cdef void _copy_blocks(CoreState* state, Arena* arena, BlockId edge_id, uint32_t segment,
-                       Copying* copying) noexcept nogil:
-    """Copy the blocks behind an edge; those of a loan stand where the loan does."""
-    cdef BlockId block_id = arena.blocks[edge_id].next
-    cdef BlockId loan_id
-    cdef Block* block
+cdef void _copy_block(CoreState* state, Arena* arena, BlockId block_id, uint32_t segment,
+                      Copying* copying) noexcept nogil:
+    cdef Block* block = &arena.blocks[block_id]
     cdef BlockCopy* copy
     cdef bint lent
-    while block_id:
-        block = &arena.blocks[block_id]
+    if copying.count < copying.capacity:
+        copy = &copying.blocks[copying.count]
+        copy.address = block.address
+        copy.nbytes = block.nbytes
+        lent = block.state == BLOCK_LIVE or block.state == BLOCK_SUSPENDED and block.stamp
+        copy.requested = block.stamp if lent else 0
+        copy.segment = segment
+        # A pending block's slot is that of whom it waits for.
+        copy.stream = block.slot if block.state == BLOCK_LENT else arena.slot
+        copy.tag = block.tag if lent else 0
+        # A loan on its way from one arena to another is free, but nobody's yet.
+        copy.serial = <uint64_t> block_id << 16 | block.generation
+        copy.waits_for = _waits_for(state, arena, block_id)
+        copy.state = <uint8_t> (BLOCK_PENDING if block.state == BLOCK_LENT else block.state)
+        if block.state == BLOCK_SUSPENDED and not lent:
+            copy.state = <uint8_t> BLOCK_UNMAPPED
+    copying.count += 1
+
+
+cdef void _copy_blocks(CoreState* state, Arena* arena, BlockId edge_id, uint32_t segment,
+                       Copying* copying) noexcept nogil:
+    """Copy the blocks behind an edge; those of a loan stand where the loan does.
+
+    No recursion, since loans may nest deeper than a stack: an extent's edge, which has no bytes, keeps the edge that
+    the walk came from meanwhile.
+    """
+    cdef BlockId block_id = arena.blocks[edge_id].next
+    cdef BlockId loan_id
+    cdef BlockId from_id
+    cdef Block* edge
+    while True:
+        while block_id == 0:                      # behind the last one: up again
+            edge = &arena.blocks[edge_id]
+            from_id = <BlockId> edge.nbytes
+            if from_id == 0:
+                return
+            edge.nbytes = 0
+            arena = <Arena*> edge.stamp
+            block_id = arena.blocks[edge.list_next].next
+            edge_id = from_id
         loan_id = 0
-        if block.state == BLOCK_LENT:
-            loan_id = lend_edge(arena, block_id, state.arenas[block.slot])
+        if arena.blocks[block_id].state == BLOCK_LENT:
+            loan_id = lend_edge(arena, block_id, state.arenas[arena.blocks[block_id].slot])
         if loan_id:
-            _copy_blocks(state, state.arenas[block.slot], loan_id, segment, copying)
+            arena = state.arenas[arena.blocks[block_id].slot]
+            arena.blocks[loan_id].nbytes = edge_id
+            edge_id = loan_id
+            block_id = arena.blocks[loan_id].next
         else:
-            if copying.count < copying.capacity:
-                copy = &copying.blocks[copying.count]
-                copy.address = block.address
-                copy.nbytes = block.nbytes
-                lent = block.state == BLOCK_LIVE or block.state == BLOCK_SUSPENDED and block.stamp
-                copy.requested = block.stamp if lent else 0
-                copy.segment = segment
-                # A pending block's slot is that of whom it waits for.
-                copy.stream = block.slot if block.state == BLOCK_LENT else arena.slot
-                copy.tag = block.tag if lent else 0
-                # A loan on its way from one arena to another is free, but nobody's yet.
-                copy.serial = <uint64_t> block_id << 16 | block.generation
-                copy.waits_for = _waits_for(state, arena, block_id)
-                copy.state = <uint8_t> (BLOCK_PENDING if block.state == BLOCK_LENT else block.state)
-                if block.state == BLOCK_SUSPENDED and not lent:
-                    copy.state = <uint8_t> BLOCK_UNMAPPED
-            copying.count += 1
-        block_id = block.next
+            _copy_block(state, arena, block_id, segment, copying)
+            block_id = arena.blocks[block_id].next
 
 
 cdef uint64_t walk_copy(Core core, BlockCopy* blocks, uint64_t capacity, SegmentCopy* segments,

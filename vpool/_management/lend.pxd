@@ -15,6 +15,7 @@ cdef struct Extent:
 
 cdef void lend_out(Arena* owner, BlockId block_id, uint64_t nbytes, uint16_t borrower, Extent* extent) noexcept nogil
 cdef void lend_live(Arena* owner, BlockId block_id, uint16_t borrower, Extent* extent) noexcept nogil
+cdef void lend_on(Extent* extent, uint16_t borrower) noexcept nogil
 cdef BlockId lend_adopt(Arena* borrower, Extent* extent) noexcept nogil
 cdef void lend_unadopt(Arena* borrower, BlockId edge_id, Extent* extent) noexcept nogil
 cdef int lend_return(Arena* borrower, Extent* extents, int most) noexcept nogil
