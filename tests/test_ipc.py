@@ -380,6 +380,23 @@ def test_sources_that_cannot_share_say_so(source):
         pool.check()
 
 
+@pytest.mark.parametrize("source", ["host", "simulated", "fake cuda"])
+def test_a_segment_that_was_not_exported_goes_back(source):
+    pool = fake_pool() if source == "fake cuda" else vpool.Pool(vpool.Dynamic(initial=MIB), source=source)
+    exported, refused = pool.empty(MIB), pool.empty(MIB)
+    if source == "fake cuda":
+        pool.ipc_handle(exported)
+        pool.source.driver.fail("ipc_get", 2, times=2)
+    for block in (exported, refused):
+        with pytest.raises(vpool.SourceError):
+            pool.ipc_handle(block)
+        block.close()
+    assert pool.trim() > 0
+    # What another process can open stays, though another handle of it was refused.
+    assert pool.stats.reserved_bytes == (MIB if source == "fake cuda" else 0)
+    pool.close()
+
+
 def test_bad_addresses():
     pool = fake_pool()
     buffer = pool.empty(1000)

@@ -25,9 +25,11 @@ cdef handle_of(Lender pool, uint64_t address):
     with nogil:
         found = walk_find(area, base, &block) and block.state == BLOCK_LIVE and block.address == base
         # The block is the caller's, so its segment cannot go meanwhile.
-        found = found and area.share(address, &segment)
+        found = found and area.find_segment(address, &segment)
         if found:
             status = area.source.share(segment.span.address, segment.handle.nbytes, handle)
+        if found and status == STATUS_OK:         # one that nobody can open goes back as any other
+            area.keep_segment(address)
     if not found:
         raise pool.stray_error(address)
     if status == STATUS_NOT_SUPPORTED or status == STATUS_INVALID_VALUE:

@@ -518,16 +518,24 @@ cdef class Core:
         spin_unlock(&state.lock)
         return found
 
-    cdef bint share(self, uint64_t address, Segment* segment) noexcept nogil:
-        """A copy of the segment of an address, which stays with the pool from now on until that is closed."""
+    cdef bint find_segment(self, uint64_t address, Segment* segment) noexcept nogil:
+        """A copy of the segment of an address; False where there is none."""
         cdef Segment* found
         spin_lock(&self.state.lock)
         found = self.segment_of(address)
         if found != NULL:
             segment[0] = found[0]
-            found.exported = not self.state.keeps     # a fixed core stays anyway
         spin_unlock(&self.state.lock)
         return found != NULL
+
+    cdef void keep_segment(self, uint64_t address) noexcept nogil:
+        """Have the segment of an address, which was exported, stay with the pool until that is closed."""
+        cdef Segment* found
+        spin_lock(&self.state.lock)
+        found = self.segment_of(address)
+        if found != NULL:
+            found.exported = not self.state.keeps     # a fixed core stays anyway
+        spin_unlock(&self.state.lock)
 
     cdef int release_idle(self, uint64_t keep, uint64_t* released) noexcept nogil:
         """Give wholly free segments back as far as `keep` bytes stay reserved.

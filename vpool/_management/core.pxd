@@ -66,7 +66,8 @@ cdef class Core:
     cdef bint give_idle(self, uint64_t keep, uint64_t enough) noexcept nogil
     cdef void coalesce(self) noexcept nogil
     cdef int drain(self) noexcept nogil
-    cdef bint share(self, uint64_t address, Segment* segment) noexcept nogil
+    cdef bint find_segment(self, uint64_t address, Segment* segment) noexcept nogil
+    cdef void keep_segment(self, uint64_t address) noexcept nogil
     cdef void begin_peaks(self, PeakFigures* floor, PeakFigures* before) noexcept nogil
     cdef bint overlaps(self, Segment* segment, Request* request) noexcept nogil
     cdef Segment* segment_of(self, uint64_t address) noexcept nogil
