@@ -2,7 +2,10 @@
 
 import gc
 import os
+import subprocess
 import sys
+import sysconfig
+from pathlib import Path
 
 # Before the first lock is made: biased locks are tested also where they would not pay.
 os.environ.setdefault("VPOOL_BIASED_LOCKS", "1")
@@ -40,6 +43,16 @@ def one_tracer():
     yield
     if sys.gettrace() is not tracer:
         sys.settrace(tracer)
+
+
+@pytest.fixture(scope="session")
+def foreign_thread(tmp_path_factory):
+    """The library of `foreign_thread.c`."""
+    library = tmp_path_factory.mktemp("thread") / "thread.so"
+    source = Path(__file__).parent / "helpers" / "foreign_thread.c"
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "gcc").split()[0]
+    subprocess.run([compiler, "-shared", "-fPIC", "-pthread", source, "-o", library], check=True)
+    return library
 
 
 @pytest.fixture

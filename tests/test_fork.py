@@ -10,7 +10,8 @@ import sys
 import pytest
 
 import vpool
-from tests.helpers.processes import run_forking
+from tests.helpers.pools import run_cleanly
+from tests.helpers.processes import FORKING, run_forking
 
 
 @pytest.fixture(params=[20, pytest.param(200, marks=pytest.mark.repeat)])
@@ -110,11 +111,12 @@ driver.destroy_graph(graph)    # the next request of any pool looks for what tha
 ended_all = False
 
 held = threading.Event()
+phase = watched.measure().__enter__()
 
 def hold():
     # What a child could wait for forever: locks that a thread holds which it does not have.
     from vpool._interface import captures
-    with vpool.defaults._making.here, captures._keeping.here:
+    with vpool.defaults._making.here, captures._keeping.here, phase._measures._changing.here:
         held.set()
         while not ended_all:
             time.sleep(0.001)
@@ -134,6 +136,8 @@ def child():
     refused(pool.allocate, 100)
     refused(pool.inspect)
     refused(pool.trim)
+    refused(phase.__exit__, None, None, None)
+    refused(repr, phase)
     pool.deallocate(ptr)
     buffer.close()
     works(make(maintain_every=0.001))
@@ -159,6 +163,40 @@ works(make())
 
 def test_a_fork_while_threads_are_inside(times):
     run_forking(THREADS, times)
+
+
+C_CALLERS = """
+import ctypes
+from vpool._interface.segments import bind
+run_steps = ctypes.CDLL(sys.argv[2]).run_steps
+run_steps.argtypes = ctypes.c_void_p, ctypes.c_long
+pool = make()
+lend, take, blocks = bind(pool)
+ptr = blocks.allocate(100)
+lends = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(lend)
+takes = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(take)
+# Each free is of an address that is no block's; none of them takes the GIL.
+for _ in range(3):
+    threading.Thread(target=run_steps, args=(take, 1 << 40), daemon=True).start()
+
+def child():
+    assert lends(100, 0, None) is None
+    takes(ptr, 100, 0, None)
+    blocks.deallocate(ptr)
+    refused(blocks.allocate, 100)
+    assert blocks.settle()
+    os._exit(0)
+
+for _ in range(TIMES):
+    ended(fork(child))
+print('done', flush=True)
+os._exit(0)
+"""
+
+
+def test_a_fork_while_threads_are_inside_without_the_gil(times, foreign_thread):
+    code = f"{FORKING}\n{C_CALLERS}"
+    assert run_cleanly(code, times, foreign_thread, timeout=200 + 3 * times) == "done\n"
 
 
 LEAKS_AT_EXIT = """

@@ -23,13 +23,16 @@ LAYERS = {
     # Plain figures and rules in Python, which know neither pools nor sources.
     "records": (
         *("vpool.formats", "vpool.report", "vpool.stats", "vpool.strategies", "vpool.streams", "vpool.trace"),
-        *("vpool.sites", "vpool.leaks", "vpool.modes", "vpool.details", "vpool.measure", "vpool.placement"),
+        *("vpool.sites", "vpool.leaks", "vpool.modes", "vpool.details", "vpool.placement"),
         *("vpool.advice", "vpool.rendering", "vpool.plots", "vpool.snapshot", "vpool.shortage"),
         *("vpool.compaction", "vpool.separators", "vpool.defrag", "vpool.trimming"),
     ),
     "storage": ("vpool._storage", "vpool.sources", "vpool.ipc", "vpool.policy"),
     "management": ("vpool._management",),
-    "interface": ("vpool._interface", "vpool.maintenance", "vpool.annotation", "vpool.debugging", "vpool.recording"),
+    "interface": (
+        *("vpool._interface", "vpool.maintenance", "vpool.annotation", "vpool.debugging", "vpool.recording"),
+        "vpool.measure",
+    ),
     "tools": (
         "vpool._planning",
         "vpool.plan",

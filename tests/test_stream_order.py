@@ -2,11 +2,7 @@
 
 import ctypes
 import gc
-import os
-import subprocess
-import sysconfig
 import threading
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -457,13 +453,9 @@ def test_per_thread_default_streams_differ_by_thread():
 
 
 @pytest.fixture(scope="module")
-def run_steps(tmp_path_factory):
+def run_steps(foreign_thread):
     """Calls a function several times on a thread that Python did not make."""
-    library = tmp_path_factory.mktemp("thread") / "thread.so"
-    source = Path(__file__).parent / "helpers" / "foreign_thread.c"
-    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "gcc").split()[0]
-    subprocess.run([compiler, "-shared", "-fPIC", "-pthread", source, "-o", library], check=True)
-    run = ctypes.CDLL(library).run_steps
+    run = ctypes.CDLL(foreign_thread).run_steps
     run.argtypes = (ctypes.CFUNCTYPE(None, ctypes.c_int), ctypes.c_long)
 
     def run_all(*steps):

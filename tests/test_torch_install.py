@@ -126,6 +126,28 @@ def test_a_pool_that_is_closed(torch, files):
     assert pool.stats.reserved_bytes == 0
 
 
+def test_a_child_of_the_pools_process_calls_no_driver(calls, pool, torch):
+    driver = pool.source.driver
+    own = driver.create_stream(blocking=False)
+    torch.current = (3, own)
+    calls.take(calls.lend(KIB, own)[1], own)
+    _, block = calls.lend(KIB, own)
+    other = driver.create_stream(blocking=False)
+    driver.begin_capture(other)  # from here on every stream is asked whether it captures
+    before = {name: figures[0] for name, figures in driver.calls().items()}
+    child = os.fork()
+    if child == 0:
+        status, text = calls.lend(KIB, own)
+        calls.record(block, own)
+        calls.record(block, 0)
+        calls.take(block, own)
+        after = {name: figures[0] for name, figures in driver.calls().items()}
+        os._exit(0 if (status, "spawn" in text) == (2, True) and after == before else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert driver.end_capture(other)
+    calls.take(block, own)
+
+
 def test_a_stream_of_pytorchs_own_is_waited_for_alone(calls, pool, torch):
     """It is never destroyed, so its number is good for as long as the pool, though no object holds it."""
     driver = pool.source.driver

@@ -4,6 +4,7 @@ import dataclasses
 import threading
 import time
 
+from vpool._storage.fork import PerProcess
 from vpool.sizes import format_bytes, plural
 
 __all__ = ["Measure", "Measures"]
@@ -107,18 +108,18 @@ class Measures:
         self._open: list[Measure] = []
         self._floor = (0, 0, 0)  # the pool's peaks before this part, while a measure is open
         # Re-entrant: a collection inside may run a finaliser that measures.
-        self._changing = threading.RLock()
+        self._changing = PerProcess(threading.RLock)
 
     def begin(self, measure):
         """Open a measure; the pool's counts of allocations and frees."""
-        with self._changing:
+        with self._changing.here:
             self._turn()
             self._open.append(measure)
         return self._gauge.counts()
 
     def end(self, measure):
         """Close a measure; the pool's counts."""
-        with self._changing:
+        with self._changing.here:
             self._turn()
             self._open.remove(measure)
             if not self._open:
@@ -128,13 +129,13 @@ class Measures:
 
     def look(self, measure):
         """Peaks so far of an open measure, and the pool's counts."""
-        with self._changing:
+        with self._changing.here:
             self._turn()
             return measure._peaks, self._gauge.counts()
 
     def reset(self):
         """Begin anew with the pool's own peaks, and not with those of measures."""
-        with self._changing:
+        with self._changing.here:
             self._turn()
             self._floor = (0, 0, 0)
 

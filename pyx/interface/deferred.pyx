@@ -127,6 +127,8 @@ cdef class Deferred:
         cdef uint64_t* larger
         cdef uint64_t* smaller
         cdef uint32_t capacity
+        if atomic_read(self.areas.state.word) & STATE_FORKED:
+            return                                # the block is the parent process's, as may be who has the lock
         spin_lock(&self.lock)
         while self.count == self.capacity:
             capacity = self.capacity

@@ -17,7 +17,16 @@ from vpool._management.arena cimport Arena
 from vpool._management.areas cimport Areas, areas_allocate, areas_deallocate, is_common, request_init
 from vpool._management.hit cimport hit_any
 from vpool._management.journal cimport journal_set_tag
-from vpool._management.state cimport RUNG_SEARCH, RUNG_TRIM, STATE_DEBUG, STATE_NOTED, STATE_STOPS, Request, Slot
+from vpool._management.state cimport (
+    RUNG_SEARCH,
+    RUNG_TRIM,
+    STATE_DEBUG,
+    STATE_FORKED,
+    STATE_NOTED,
+    STATE_STOPS,
+    Request,
+    Slot,
+)
 from vpool._storage.driver cimport CAPTURE_NONE, STATUS_OK
 
 from vpool._interface.tags import number_of
@@ -274,11 +283,15 @@ cdef void _record_with_python(uint64_t address, uint64_t handle) noexcept with g
 cdef void record_numbered(uint64_t address, uint64_t handle) noexcept nogil:
     """Tell that a stream uses a block too.  Others' addresses are none of ours."""
     cdef int device
+    cdef uint32_t word
     cdef Arena* arena
     if address == 0:
         return
     for device in range(MOST_DEVICES):
-        if _served[device] != NULL and atomic_read((<Numbered> _served[device]).areas.state.word) & STATE_DEBUG == 0:
+        word = STATE_DEBUG if _served[device] == NULL else atomic_read((<Numbered> _served[device]).areas.state.word)
+        if word & STATE_FORKED:
+            return                                # the block is the parent process's
+        if word & STATE_DEBUG == 0:
             arena = (<Numbered> _served[device]).find(handle, True)
             if arena != NULL and (<Numbered> _served[device]).areas.use_on(address, arena.slot) > 0:
                 return

@@ -8,10 +8,11 @@ import threading
 from cpython.ref cimport Py_INCREF
 from libc.stdint cimport uint64_t
 
+from vpool._base.lock cimport atomic_read
 from vpool._interface.deferred cimport Deferred
 from vpool._interface.lender cimport Lender
 from vpool._management.order cimport captures_count
-from vpool._management.state cimport STATE_DEBUG
+from vpool._management.state cimport STATE_DEBUG, STATE_FORKED
 from vpool._storage.driver cimport CAPTURE_NONE, STATUS_OK
 from vpool._storage.upstream_driver cimport UpstreamDriver
 
@@ -52,12 +53,14 @@ _binding = PerProcess(threading.RLock)
 
 
 cdef void* _lend(int number, size_t nbytes, int device, void* stream) noexcept nogil:
-    """As cudaMalloc; NULL also for another device than the pool's."""
+    """As cudaMalloc; NULL also for another device than the pool's, and in a child of its process."""
     cdef uint64_t address = 0
     cdef int state = CAPTURE_NONE
     cdef bint captures
     if nbytes == 0 or nbytes >> 63 or device != (<Deferred> _bound[number]).areas.core.source.device:
         return NULL
+    if atomic_read((<Deferred> _bound[number]).areas.state.word) & STATE_FORKED:
+        return NULL                               # where the driver is not even asked
     # For the time of this call the pool knows of that capture, if there is one, and waits for nothing.
     captures = (<Deferred> _bound[number]).areas.core.source.driver.may_capture() and (
         (<Deferred> _bound[number]).areas.core.source.ask_capture(<uint64_t> stream, &state) != STATUS_OK
