@@ -33,6 +33,41 @@ def test_a_placed_trace_reuses_what_its_replay_does():
         assert getattr(shown, name) == getattr(report, name), name
 
 
+def _suspending(order):
+    """A recording in which the blocks of one tag are suspended, and each event's report of its pool."""
+    with vpool.Pool(vpool.Dynamic(initial=0), source="simulated-vmm") as pool, pool.record() as recording:
+        held, reports = {"kv": [], "w": []}, []
+        for tag, nbytes in order:
+            with vpool.tag(tag):
+                held[tag].append(pool.allocate(nbytes))
+            reports.append(pool.inspect())
+        for suspended in ("kv", None):
+            pool.suspend(tag=suspended)
+            pool.deallocate(held["w"].pop(0))
+            reports.append(pool.inspect())
+        pool.resume()
+        pool.allocate(100)
+        reports.append(pool.inspect())
+    return recording, reports
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        [("w", 2 * MIB), ("kv", 4 * MIB), ("w", 2 * MIB), ("w", MIB)],
+        [("kv", 4 * MIB), ("w", 2 * MIB), ("w", 2 * MIB)],
+        [("w", MIB), ("w", MIB), ("kv", 3 * MIB)],  # which shares a handle with what is before it
+    ],
+)
+def test_what_is_suspended_is_neither_live_nor_free(order):
+    recording, reports = _suspending(order)
+    for event, then in enumerate(reports):
+        shown = moment(recording, event).report
+        for name in ("reserved_bytes", "allocated_bytes", "free_bytes", "suspended_bytes", "live_blocks"):
+            assert getattr(shown, name) == getattr(then, name), (event, name)
+    assert any(then.suspended_bytes for then in reports)
+
+
 def test_more_segments_come_and_go_than_a_ring_was_made_for(monkeypatch):
     """All of them are told, and each block has its own address."""
     random = np.random.default_rng(1)

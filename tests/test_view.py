@@ -176,6 +176,23 @@ def test_memory_that_is_mapped_in_pieces(opened):
         held.clear()
 
 
+def test_memory_that_is_suspended(opened):
+    """It counts neither as live nor as free, after each event as in the pool's own report."""
+    with vpool.Pool(vpool.Dynamic(initial=0), source="simulated-vmm") as pool, pool.record() as trace:
+        held = [pool.allocate(nbytes) for nbytes in (2 << 20, 1 << 20)]
+        with vpool.tag("kv"):
+            held += [pool.allocate(nbytes) for nbytes in (3 << 20, 4 << 20)]
+        pool.suspend(tag="kv")
+        pool.deallocate(held.pop(0))
+        report = pool.inspect()
+    page = opened(trace)
+    page.choose(len(trace) - 1)
+    shown = page.figures()
+    assert shown["unmapped"] == report.suspended_bytes > 0
+    for name in ("reserved", "free", "allocated", "requested"):
+        assert shown[name] == getattr(report, f"{name}_bytes"), name
+
+
 def test_blocks_beyond_the_segments_of_a_file(opened, recording):
     trace, _ = recording
     segments = trace.details.segments

@@ -12,7 +12,8 @@ __all__ = ["moment"]
 def moment(trace, event):
     """The snapshot of a recorded pool after an event.
 
-    What no block covered counts as free, so what was pending does too.  Figures that a recording has nothing of,
+    What no block covered counts as free, so what was pending does too; a block that had not all of its memory was
+    suspended.  Figures that a recording has nothing of,
     as the limit and the device's memory, are those of a pool without bounds.  A request before which memory came
     counts as served by a source call, and what was there from the beginning came before the first one; where memory is
     mapped in pieces, each change of a run of them counts as a call.
@@ -51,8 +52,12 @@ def moment(trace, event):
     live["tag"], live["site"] = details.tag[births], details.site[births]
     live["state"], live["serial"] = "live", trace.number[births]
     live["age_us"] = now - trace.t_us[births]
+    live = np.sort(live[live["nbytes"] > 0], order="address")
     segments, reserved, changes = _segments(details.segments, event)
-    blocks = _with_gaps(np.sort(live, order="address"), segments)
+    if len(live) and not (segments["address"] <= live["address"][0]).any():  # a range that has no memory
+        segments = np.concatenate((np.zeros(1, SEGMENT_DTYPE), segments))
+        segments["address"][0] = live["address"][0]
+    blocks = _with_gaps(live, segments)
     return Snapshot(_figures(trace, event, reserved, changes), blocks, segments, details.sites, now / 1e6)
 
 
@@ -88,19 +93,21 @@ def _segments(moved, event):
 
 
 def _with_gaps(live, segments):
-    """Blocks that tile the segments: what is live, and what is free between."""
-    number = np.searchsorted(segments["address"], live["address"], side="right") - 1
-    live, number = live[number >= 0], number[number >= 0]
+    """Blocks that tile the segments: what is live, and what is free between; beside them what has no memory."""
+    number = np.maximum(np.searchsorted(segments["address"], live["address"], side="right") - 1, 0)
     live["segment"] = number
+    until = (segments["address"] + segments["nbytes"])[number]
+    begin, end = live["address"], live["address"] + live["nbytes"]
+    live["state"][(begin < segments["address"][number]) | (end > until)] = "suspended"
     # Each segment's start and then its blocks; there may be a gap before what comes next.
     owner = np.concatenate((np.arange(len(segments)), number))
     order = np.argsort(owner, kind="stable")
     owner = owner[order]
-    begins = np.concatenate((segments["address"], live["address"]))[order]
-    ends = np.concatenate((segments["address"], live["address"] + live["nbytes"]))[order]
+    begins = np.concatenate((segments["address"], begin))[order]
+    ends = np.concatenate((segments["address"], end))[order]
     until = (segments["address"] + segments["nbytes"])[owner]
     followed = np.flatnonzero(owner[1:] == owner[:-1])
-    until[followed] = begins[followed + 1]
+    until[followed] = np.minimum(until[followed], begins[followed + 1])
     gaps = np.flatnonzero(until > ends)
     free = np.zeros(len(gaps), SNAPSHOT_DTYPE)
     free["address"], free["nbytes"] = ends[gaps], until[gaps] - ends[gaps]

@@ -237,21 +237,25 @@ class TraceModel extends Model {
     this.byOffset ??= orderOf(offset);
     let place = 0;
     let end = segments.length ? segments[0].begin : 0;
+    const stop = () => segments[place].begin + segments[place].nbytes;
     const close = (until) => {
-      if (until > end) moment.gap(segments[place], until - end);
+      const least = Math.min(until, stop());
+      if (least > end) moment.gap(segments[place], least - end);
     };
     for (const block of this.byOffset) {
       if (birth[block] > event || this.death[block] <= event) continue;
       while (place + 1 < segments.length && segments[place + 1].begin <= offset[block]) {
-        close(segments[place].begin + segments[place].nbytes);
+        close(Infinity);
         end = segments[++place].begin;
       }
       if (size[block] && segments.length) close(offset[block]);
-      moment.live(block, segments[place]);
+      const within = segments.length && offset[block] >= segments[place].begin && offset[block] + size[block] <= stop();
+      if (within || !size[block]) moment.live(block, segments[place]);
+      else moment.unmapped += size[block] * this.unit;  // suspended
       if (size[block]) end = Math.max(end, offset[block] + size[block]);
     }
     for (; place < segments.length; place++) {
-      close(segments[place].begin + segments[place].nbytes);
+      close(Infinity);
       if (place + 1 < segments.length) end = segments[place + 1].begin;
     }
     return moment;
