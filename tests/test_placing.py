@@ -33,6 +33,22 @@ def test_a_placed_trace_reuses_what_its_replay_does():
         assert getattr(shown, name) == getattr(report, name), name
 
 
+def test_what_reuse_saves_is_over_the_step_of_the_moment_where_steps_are_known():
+    """Of a run it would only be the closer to 1 the longer the run is."""
+    trace = recorded("two_streams")
+    begin, end = next((begin, end) for begin, end in trace.steps if begin <= trace.peak_event < end)
+    asked = int(trace.bytes[begin:end][trace.op[begin:end] == 0].sum()) + int(trace.live_bytes[begin - 1])
+    report = vpool.replay(trace).report
+    assert report.sharing == pytest.approx(1 - report.peak_reserved_bytes / asked)
+    without = vpool.Trace(trace.op, trace.id, trace.bytes, trace.stream, trace.t_us)
+    until = slice(trace.peak_event + 1)
+    served = int(trace.bytes[until][trace.op[until] == 0].sum())
+    whole = vpool.replay(without).report
+    assert whole.sharing == pytest.approx(1 - whole.peak_reserved_bytes / served)
+    assert whole.sharing > report.sharing > 0
+    assert moment(placed(trace), begin - 1).report.sharing != moment(placed(trace), begin).report.sharing
+
+
 def _suspending(order):
     """A recording in which the blocks of one tag are suspended, and each event's report of its pool."""
     with vpool.Pool(vpool.Dynamic(initial=0), source="simulated-vmm") as pool, pool.record() as recording:

@@ -142,11 +142,9 @@ def sharing(folder=_FOLDER):
         trace = _recorded(folder, name)
         (report,) = _reports(trace, Dynamic(limit=1.0), [len(trace)])
         live = trace.live_bytes
-        asked = np.where(trace.op == 0, trace.bytes, 0).astype(np.int64)
         steps = []
-        for begin, end in _steps(trace):
-            before = int(live[begin - 1]) if begin else 0
-            steps.append(1 - int(live[begin:end].max()) / (before + int(asked[begin:end].sum())))
+        for begin, end in trace.steps:
+            steps.append(1 - int(live[begin:end].max()) / trace.step_bytes(begin))
         rows.append(
             {
                 "trace": name,
@@ -206,7 +204,7 @@ def utilization(steps=60, seed=0):
     batches = [64 if rng.random() < 0.1 else int(rng.integers(28, 33)) for _ in range(steps)]
     trace = fluctuating(batches)
     live = trace.live_bytes
-    fullest = [begin + int(live[begin:end].argmax()) + 1 for begin, end in _steps(trace)]
+    fullest = [begin + int(live[begin:end].argmax()) + 1 for begin, end in trace.steps]
     core = smallest_slab(fluctuating([32]))
     strategies = {
         "fixed": fixed_for(trace),
@@ -451,12 +449,6 @@ def growth(folder=_FOLDER):
 
 def _recorded(folder, name):
     return Trace.load(Path(folder) / f"{name}.npz")
-
-
-def _steps(trace):
-    """First event and end of each step."""
-    begins = np.searchsorted(trace.t_us, trace.marks_us).tolist()
-    return [(begin, end) for begin, end in zip(begins, [*begins[1:], len(trace)], strict=True) if begin < end]
 
 
 def _reports(trace, strategy, stops):

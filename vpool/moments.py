@@ -139,6 +139,7 @@ def _figures(trace, event, reserved, changes):
         "peak_allocated_bytes": int(np.cumsum(change).max(initial=0)),
         "peak_requested_bytes": int(trace.live_bytes[: event + 1].max(initial=0)),
         "served_bytes": int(trace.bytes[: event + 1][signs > 0].sum(dtype=np.uint64)),
+        "step_bytes": trace.step_bytes(event),
         "missed_bytes": _missed_bytes(trace, event),
         "source_calls": changes,
         "grows": True,

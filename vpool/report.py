@@ -86,7 +86,8 @@ class Report:
     reuse_ratio : float
         Bytes served without a source call / bytes served.
     sharing : float
-        1 - peak reserved / bytes requested so far: what reuse across disjoint lifetimes saves.
+        1 - peak reserved / bytes requested so far: what reuse across disjoint lifetimes saves.  Of a trace with
+        marks it is over the step of the moment: bytes that were live when it began count as requested in it.
     blocks : numpy.ndarray
         One row a block, in the order of addresses within a segment; the fields are those of
         `BLOCK_DTYPE`.
@@ -153,7 +154,12 @@ class Report:
         self.internal_fragmentation = 1 - _ratio(self.requested_bytes, self.allocated_bytes, 1.0)
         served = figures["served_bytes"]
         self.reuse_ratio = 1 - _ratio(figures["missed_bytes"], served, 1.0)
-        self.sharing = 1 - _ratio(self.peak_reserved_bytes, served, 1.0)
+        of_step = figures.get("step_bytes")
+        self.sharing = 1 - _ratio(self.peak_reserved_bytes, served if of_step is None else of_step, 1.0)
+
+    def over_step(self, nbytes):
+        """The same report, whose `sharing` is over a step of so many requested bytes; None is none."""
+        return Report({**self._figures, "step_bytes": nbytes}, self.blocks, self.segment_table)
 
     @property
     def guarded(self):

@@ -262,7 +262,7 @@ class _Run:
         peak = self.trace.peak_event + 1
         if self._run_events(number, 0, peak) and number == 0:
             before = self._driver_totals()
-            self.worst = self.pool.inspect()
+            self.worst = self._report(peak - 1)
             totals += self._driver_totals() - before
         if self.oom is None:
             self._run_events(number, peak, len(self.trace))
@@ -290,6 +290,9 @@ class _Run:
             begin = stop
         return True
 
+    def _report(self, event):
+        return self.pool.inspect().over_step(self.trace.step_bytes(event))
+
     def _source_failed(self, where):
         name = self.replayer.source_failed
         if name:
@@ -301,4 +304,4 @@ class _Run:
         self._source_failed(f"event {event}")
         live = int(self.trace.live_bytes[event - 1]) if event else 0
         self.oom = {"event": event, "requested": int(self.trace.bytes[event]), "live_bytes": live}
-        self.worst = self.pool.inspect()
+        self.worst = self._report(event)

@@ -1,5 +1,6 @@
 """Traces: recorded allocations and frees, in order."""
 
+import itertools
 import os
 from pathlib import Path
 
@@ -166,6 +167,21 @@ class Trace:
     def peak_live_bytes(self):
         """The most requested bytes that are live at once."""
         return int(self.live_bytes.max(initial=0))
+
+    @property
+    def steps(self):
+        """First event and end of each step that has events."""
+        begins = np.sort(np.searchsorted(np.maximum.accumulate(self.t_us), self.marks_us))
+        bounds = np.append(begins, len(self)).tolist()
+        return [(begin, end) for begin, end in itertools.pairwise(bounds) if begin < end]
+
+    def step_bytes(self, event):
+        """Requested bytes that were live when the step of an event began, and all that it asks for; None before steps."""
+        for begin, end in self.steps:
+            if begin <= event < end:
+                before = int(self.live_bytes[begin - 1]) if begin else 0
+                return before + int(self.bytes[begin:end][self.op[begin:end] == ALLOCATE].sum(dtype=np.uint64))
+        return None
 
     def part(self, begin, end):
         """The events from one to before another, as a recording of them would be.
