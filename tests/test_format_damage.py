@@ -444,6 +444,25 @@ class TestMemory:
         # Twenty-odd bytes an event, and as much again while it is checked.
         assert memory_of(lambda: loaded(data)) < 40_000 * 70 + 3 * MIB
 
+    @pytest.mark.parametrize(
+        ("begin", "row", "end"),
+        [
+            ("Thread,Time,Action,Pointer,Size,Stream\n", "1,12:00:00.0,allocate failure,0,5,NAME\n", ""),
+            ("Thread,Time,Action,Pointer,Size,Stream\n", "NAME,12:00:00.0,allocate failure,0,5,0\n", ""),
+            ("Thread,Time,Action,Pointer,Size,Stream\n", "1,12:00:00.0,NAME,0,5,0\n", ""),
+            ("1 0x10 5 0\n", "NAME\n", ""),
+            ('{"kind": "replay", "event": "a"}\n', '{"kind": "replay", "event": "NAME"}\n', ""),
+            ('{"segments": [], "device_traces": [[', '{"action": "NAME", "size": 1},', "]]}"),
+            ('{"segments": [], "external_annotations": [', '{"name": "NAME", "stage": "END", "time_us": 1},', "]}"),
+            ('{"traceEvents": [', '{"ph": "X", "name": "ProfilerStepNAME", "ts": 1},', "]}"),
+        ],
+        ids=["stream", "thread", "action", "line", "event", "torch-action", "annotation", "step"],
+    )
+    def test_long_names_are_not_kept(self, begin, row, end):
+        rows = (row.replace("NAME", f"{n:x}" + "z" * 500_000) for n in range(40))
+        data = (begin + "".join(rows) + end).encode()
+        assert memory_of(lambda: outcome(data)) < 12 * MIB
+
     def test_a_snapshot_with_stacks(self):
         frames = [{"name": "forward", "filename": "model.py", "line": n} for n in range(100)]
         entries = [

@@ -503,6 +503,12 @@ class TestBfc:
         refused("Chunk at 0x7f of size 9999999999999999999999\n", "none of")
         refused(f"Chunk at 0x7f of size 5\nChunk at 0x8f of size {2**63}\n", "event 1")
 
+    @pytest.mark.parametrize("size", ["9999999999999999999EiB", "9.00EiB (rounded to 9999999999999999999)"])
+    def test_a_failed_request_out_of_range(self, size):
+        failed = self.FAILED.replace("2.00GiB (rounded to 2147483904)", size)
+        refused("nothing\n" + failed + self.DUMP, "line 2")
+        refused(self.DUMP + failed, f"line {self.DUMP.count(chr(10)) + 1}")
+
 
 @pytest.mark.parametrize(
     "text",

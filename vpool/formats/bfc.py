@@ -83,7 +83,10 @@ class _Log:
             allocator = self._named(found[1])
             allocator.finish()
             rounded = _ROUNDED.search(line)
-            allocator.failed = int(rounded[1]) if rounded else round(float(found[2]) * _UNITS[found[3]])
+            failed = int(rounded[1]) if rounded else round(float(found[2]) * _UNITS[found[3]])
+            if failed >= 2**63:
+                raise ValueError(f"a request of {failed} bytes")
+            allocator.failed = failed
             return
         found = _DUMP.search(line)
         if found:

@@ -8,10 +8,12 @@ import numpy as np
 from vpool.errors import FormatError
 from vpool.sizes import plural
 
-__all__ = ["Events", "number"]
+__all__ = ["Events", "number", "short"]
 
 _MOST_STREAMS = 1 << 16
 _MOST_ALLOCATIONS = 1 << 32
+# Characters of what a file calls a stream, a thread, an action or the like, which is kept for each kind of them.
+_LONGEST_NAME = 1 << 10
 # So far a free looks for an allocation of its size, where several are live at its address.
 _FAR = 8
 
@@ -194,7 +196,14 @@ def number(value):
     if type(value) is int:
         return value
     if isinstance(value, str):
-        return int(value, 0)
+        return int(short(value), 0)
     if isinstance(value, float) and value.is_integer():
         return int(value)
     raise ValueError(f"{value!r:.40} is no whole number")
+
+
+def short(name):
+    """A name as it is; a ValueError for one that is longer than any honest one, so that names take little memory."""
+    if isinstance(name, (str, bytes)) and len(name) > _LONGEST_NAME:
+        raise ValueError(f"a name of {len(name)} characters")
+    return name

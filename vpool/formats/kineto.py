@@ -6,7 +6,7 @@ import numpy as np
 
 from vpool.errors import FormatError
 from vpool.formats.devices import chosen
-from vpool.formats.events import Events, number
+from vpool.formats.events import Events, number, short
 from vpool.formats.json_stream import JsonStream
 from vpool.formats.source import Cut
 from vpool.sizes import plural
@@ -36,7 +36,7 @@ class _Instants:
         elif isinstance(name, str) and name.startswith(_STEP) and event.get("ph") in ("X", "B"):
             # The device's copy of a step begins later.
             t = _time(event)
-            self.steps[name] = min(t, self.steps.get(name, t))
+            self.steps[short(name)] = min(t, self.steps.get(name, t))
 
     def _memory(self, event, failed):
         told = event["args"]

@@ -9,7 +9,7 @@ __all__ = ["DATED", "Others", "cells_of", "microseconds", "read_lines"]
 
 # A date with a time of day.
 DATED = re.compile(rb"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:\.\d{1,9})?")
-_MOST_KINDS = 100
+_MOST_KINDS, _SHOWN = 100, 40
 
 
 def cells_of(line):
@@ -35,11 +35,11 @@ class Others:
         self.count += 1
         self.first = self.first or line
         if len(self.kinds) < _MOST_KINDS:
-            self.kinds[kind] = None
+            self.kinds[kind[:_SHOWN]] = None
 
     def __str__(self):
         """Some of the kinds, and where the first line is."""
-        kinds = ", ".join(ascii(kind.decode("utf-8", "replace")[:40]) for kind in list(self.kinds)[:4])
+        kinds = ", ".join(ascii(kind.decode("utf-8", "replace")) for kind in list(self.kinds)[:4])
         return f"({kinds}), the first in line {self.first}"
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 from vpool.errors import FormatError
 from vpool.formats.devices import chosen
-from vpool.formats.events import Events
+from vpool.formats.events import Events, short
 from vpool.formats.logs import DATED, Others, cells_of, microseconds, read_lines
 from vpool.sizes import plural
 
@@ -131,7 +131,7 @@ class _Log:
         events = self._events(cells)
         address = cells[columns["address"]].lower()
         size = int(cells[columns["size"]])
-        stream = cells[columns["stream"]].decode("ascii") if "stream" in columns else "0"
+        stream = short(cells[columns["stream"]]).decode("ascii") if "stream" in columns else "0"
         stream = "0" if stream in ("0x0", "(nil)", "") else stream
         if size < 0:
             raise ValueError(f"a size of {size} bytes")
@@ -139,7 +139,7 @@ class _Log:
             raise ValueError(f"{address!r:.40} is no address")
         t = self._time(cells)
         if "thread" in columns and len(self.threads) < _MOST_THREADS:
-            self.threads.add(cells[columns["thread"]])
+            self.threads.add(short(cells[columns["thread"]]))
         self.rows[action] += 1
         self.streams[stream] = None
         null = address in _NULLS

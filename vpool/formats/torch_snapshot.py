@@ -5,7 +5,7 @@ from collections import Counter
 
 from vpool.errors import FormatError
 from vpool.formats.devices import chosen
-from vpool.formats.events import Events, number
+from vpool.formats.events import Events, number, short
 from vpool.formats.json_stream import JsonStream
 from vpool.formats.plain_pickle import DROPPED, PlainUnpickler
 from vpool.formats.source import Cut
@@ -17,6 +17,8 @@ _MOST_DEVICES = 1024
 _TOTALS = (
     "segments", "reserved_bytes", "allocated_bytes", "active_blocks", "inactive_blocks", "largest_inactive"
 )  # fmt: skip
+# Annotations that tell of steps: the profiler's, and an optimizer's.
+_PROFILED, _OPTIMIZED = "ProfilerStep", "Optimizer.step"
 _ACTIVE = ("active_allocated", "active_pending_free", "active_awaiting_free")
 
 
@@ -64,6 +66,7 @@ def _fields(entry):
     action = entry["action"]
     if type(action) is not str:
         raise ValueError("an action that is no text")
+    short(action)
     # An entry for a failed request has no address, and the size that was asked for.
     address = number(entry.get("addr", 0))
     if not 0 <= address < 2**64:
@@ -112,7 +115,7 @@ class _Snapshot:
         self.devices = {}
         self.totals = {}
         self.blocks = {}
-        self.annotations = []
+        self.profiled, self.optimized = [], []
 
     def device(self, index):
         if index not in self.devices and len(self.devices) == _MOST_DEVICES:
@@ -144,7 +147,11 @@ class _Snapshot:
         told: list = [annotation.get(field) for field in ("name", "stage", "time_us")]
         # What else stands there says nothing of memory.
         if list(map(type, told)) == [str, str, int] and abs(told[2]) < 2**62:
-            self.annotations.append(told)
+            name, stage, t = told
+            if name.startswith(_PROFILED) and stage == "START":
+                self.profiled.append(t)
+            elif name.startswith(_OPTIMIZED) and stage == "END":
+                self.optimized.append(t)
 
     def arrays(self, wanted, cut):
         """The trace of one device."""
@@ -169,7 +176,8 @@ class _Snapshot:
                 )
         if device.requested:
             events.notes.append(f"{plural(len(device.requested), 'free')} requested and not completed at the end")
-        for t in _steps(self.annotations):
+        # Steps are the profiler's own, or else begin when an optimizer's ends.
+        for t in self.profiled or self.optimized:
             events.mark(t)
         figures = {
             **dict.fromkeys(_TOTALS, 0),
@@ -205,12 +213,6 @@ def _block(block):
         if not 0 <= nbytes < 2**63:
             raise OverflowError(f"a block of {nbytes} bytes")
     return None if address is None else number(address), size, requested, state
-
-
-def _steps(annotations):
-    """When steps began: the profiler's own, or else when an optimizer's step ended."""
-    steps = [t for name, stage, t in annotations if name.startswith("ProfilerStep") and stage == "START"]
-    return steps or [t for name, stage, t in annotations if name.startswith("Optimizer.step") and stage == "END"]
 
 
 def read_pickle(source, device=None):

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from vpool.formats.events import Events, number
+from vpool.formats.events import Events, number, short
 from vpool.formats.json_stream import parsed_line
 from vpool.formats.logs import read_lines
 from vpool.sizes import plural
@@ -55,12 +55,12 @@ class _Log:
             name = kind = record["name"]
             told = result = {**(record.get("numeric_args") or {}), **(record.get("string_args") or {})}
         if len(self.records) < _MOST_KINDS or kind in self.records:
-            self.records[str(kind)] += 1
+            self.records[short(str(kind))] += 1
         t = number(record.get("timestamp", len(self.events)))
         if not abs(t) < 2**62:
             raise OverflowError(f"a time of {t}")
         # The addresses of several processes may be in one log.
-        self._event(name, record.get("uid"), told, result, t)
+        self._event(name, short(record.get("uid")), told, result, t)
 
     def _event(self, name, process, told, result, t):
         events = self.events
@@ -83,7 +83,7 @@ class _Log:
                 events.allocate((process, new), number(told["size"]), 0, t)
 
     def _count(self, told):
-        allocator = str(told.get("allocator_ref"))
+        allocator = short(str(told.get("allocator_ref")))
         if allocator in self.allocators or len(self.allocators) < _MOST_KINDS:
             self.allocators[allocator] = self.allocators.get(allocator, 0) + 1
 
