@@ -222,6 +222,13 @@ class TestHeldOut:
         assert halves(made((1, 5), -1)) is None
         assert vpool.tune(made((1, 5 * MIB)), trials=16).holdout is None
 
+    @pytest.mark.parametrize("early", [True, False])
+    def test_a_half_that_asks_for_no_bytes_is_none(self, early):
+        sizes = [0] * 8 + [5 * MIB] * 8 if early else [5 * MIB] * 8 + [0] * 8
+        trace = made(*(event for one, size in enumerate(sizes, start=1) for event in ((one, size), -one)))
+        assert halves(trace) is None
+        assert vpool.tune(trace, trials=16).holdout is None
+
     def test_a_slab_for_what_was_seen_is_no_choice(self):
         growing = vpool.Trace(
             **arrays_of((1, 10 * MIB), -1, (2, 11 * MIB), -2, (3, 30 * MIB), -3, marks_us=np.arange(0, 6, 2))

@@ -110,7 +110,7 @@ def halves(trace):
     -------
     pair of Trace, or None
         Where there are no steps, the halves of its events.  What is live in the middle is allocated at the
-        beginning of the second half, in its old order.  None where one of them would allocate nothing.
+        beginning of the second half, in its old order.  None where one of them would ask for no bytes.
 
     Notes
     -----
@@ -120,7 +120,8 @@ def halves(trace):
     middle = int(steps[len(steps) // 2]) if len(steps) > 1 else len(trace) // 2
     births = trace.op == ALLOCATE
     before = np.arange(len(trace)) < middle
-    if not (births & before).any() or not (births & ~before).any():
+    asks = births & (trace.bytes > 0)
+    if not (asks & before).any() or not (asks & ~before).any():
         return None
     live = np.zeros(trace.allocations, bool)
     live[trace.number[births & before]] = True
