@@ -198,7 +198,7 @@ class Report:
 
     @property
     def growth_bytes(self):
-        """What the pool may still take from its source: the rest of its limit, or of the device."""
+        """What the pool may still take from its source, the rest of its limit or of the device."""
         if not self.grows:
             return 0
         room = max(0, self.limit_bytes - self.reserved_bytes)
