@@ -15,8 +15,8 @@ from textwrap import dedent
 import pytest
 
 import vpool
+from vpool import errors
 from vpool.commands import main
-from vpool.data import bundled_trace
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -69,6 +69,16 @@ def test_who_comes_from_another_pool_finds_every_name(page, module):
             names += public(cls)
     foreign = {"CUDARuntimeError"}  # of CUDA's wrapper, for functions of all kinds
     assert [name for name in names if name not in foreign and not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_errors_are_documented_with_what_else_they_are():
+    text = (DOCS / "errors.rst").read_text()
+    written = dict(re.findall(r"\* - :class:`vpool\.(\w+)`\n +- :class:`(\w+)`\n +- \w", text))
+    kinds = {name: getattr(vpool, name) for name in errors.__all__ if name != "Error"}
+    assert written == {
+        name: next(base.__name__ for base in kind.__mro__ if base.__module__ == "builtins")
+        for name, kind in kinds.items()
+    }
 
 
 def test_compiled_names_are_documented():
@@ -144,4 +154,3 @@ def test_commands_of_tutorials_run(page, tmp_path, monkeypatch, capsys):
             code = command.partition(" -c ")[2].strip('"')
             subprocess.run([sys.executable, "-c", code], check=True, stdin=subprocess.DEVNULL)
         assert capsys.readouterr().err == "", line
-    assert bundled_trace().allocations
