@@ -179,12 +179,35 @@ def drop_removed():
             path.unlink()
 
 
+def mark_lines(generated):
+    """Have each line of C count as the line of the .pyx that it is of, or as none.
+
+    Cython's #line directives say where a statement begins, never where it ends: the further lines of C of a statement
+    would count as the lines below it, and the clean-up of a function, its wrapper and Cython's own functions as lines
+    that never run.
+    """
+    own = f'"{generated.name}"'
+    lines = [""]
+    mark = None
+    for line in generated.read_text().splitlines():
+        if line.startswith("#line "):
+            mark = None if line.endswith(own) else line
+            continue
+        if mark and not lines[-1].endswith("\\"):
+            lines.append(mark)
+        lines.append(line)
+        if line == "}" or line.strip() in ("/* function exit code */", "/* Python wrapper */"):
+            lines.append(f"#line {len(lines) + 1} {own}")
+            mark = None
+    generated.write_text("\n".join(lines[1:]) + "\n")
+
+
 def modules():
     """What is built; translated only where something is: pip and build ask for other things first."""
     found = [extension(layer, name) for layer, names in MODULES.items() for name in names]
     if sys.argv[1:2] and sys.argv[1] in ("dist_info", "egg_info", "sdist"):
         return found
-    return cythonize(
+    translated = cythonize(
         found,
         include_path=["."],
         build_dir=str(GENERATED.relative_to(ROOT)),
@@ -193,6 +216,10 @@ def modules():
         compiler_directives=DIRECTIVES,
         nthreads=os.cpu_count() or 1,
     )
+    if COVERAGE:
+        for module in translated:
+            mark_lines(Path(module.sources[0]))
+    return translated
 
 
 drop_removed()
