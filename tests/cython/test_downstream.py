@@ -1,5 +1,6 @@
 """The examples of modules on top of vpool, in Cython and in C++: they build, and what they call does as it says."""
 
+import ctypes
 import importlib.util
 import re
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import vpool
+from tests.helpers.debug import unraised
 from tests.helpers.pools import MIB, assert_whole, host_pool, unchanged
 from vpool._storage.fake_cuda import FakeCudaDriver
 from vpool._storage.source import Source
@@ -141,6 +143,26 @@ class TestCython:
             assert frames.deallocate(pool, other, address, True) == OK
             assert frames.allocate(pool, HOST, MIB) == (OK, address)
             assert driver.finished(driver.number_of(own), position)
+
+    @pytest.mark.parametrize("debug", [(), "quarantine", "guard,poison,quarantine"])
+    def test_a_free_on_another_stream(self, frames, debug):
+        with vpool.Pool(vpool.Dynamic(initial=0, limit=64 * MIB), source="host", debug=debug) as pool:
+            _, address = frames.allocate(pool, 7, 1000)
+            assert frames.deallocate(pool, 9, address + 256, True) == INVALID_POINTER
+            assert frames.deallocate(pool, 9, address, True) == OK
+            assert frames.deallocate(pool, 9, address, True) == INVALID_POINTER
+            assert (pool.stats.frees, pool.stats.requested_bytes) == (1, 0)
+            pool.check()
+
+    @pytest.mark.parametrize("on", [False, True])
+    def test_damage_is_reported(self, frames, on):
+        with vpool.Pool(vpool.Dynamic(initial=0, limit=64 * MIB), source="host", debug="guard") as pool:
+            _, address = frames.allocate(pool, 7, 1000)
+            ctypes.memset(address + 1000, 1, 1)
+            with unraised() as caught:
+                assert frames.deallocate(pool, 9, address, on) == OK
+            assert [type(error) for error in caught] == [vpool.GuardError]
+            assert pool.stats.requested_bytes == 0
 
     def test_a_stream_that_is_none(self, frames):
         with host_pool() as pool, pytest.raises(TypeError, match="stream"):
