@@ -228,9 +228,11 @@ class TestElsewhere:
             buffer.close()
             pool.check()
 
-    def test_of_a_stream_that_is_gone(self):
-        source = fake()
-        with pool_on(source) as pool:
+    @pytest.mark.parametrize("debug", [(), "guard", "poison", "guard,poison,quarantine,sites"])
+    @pytest.mark.parametrize("checks_handles", [False, True])
+    def test_of_a_stream_that_is_gone(self, debug, checks_handles):
+        source = Source(FakeCudaDriver(GIB), "cuda", checks_handles=checks_handles)
+        with vpool.Pool(SMALL, source=source, debug=debug) as pool:
             stream = source.driver.create_stream()
             buffer = pool.empty(1000, stream)
             ctypes.memset(buffer.ptr, 9, 1000)
@@ -238,6 +240,7 @@ class TestElsewhere:
             pool.resize(buffer, 5 * MIB)
             pool.check()
             assert ctypes.string_at(buffer.ptr, 1000) == b"\x09" * 1000
+        assert source.driver.calls_on_dead_streams == 0
 
     def test_guards(self):
         with vpool.Pool(SMALL, source="host", debug="guard") as pool:

@@ -118,17 +118,17 @@ class Debugger(Ledger):
 
     # A block's way out, and back.
 
-    def lent(self, base, front, nbytes, requested, slot):
-        """Watch a block that the pool has just lent on a stream that was just named; nobody has it yet."""
+    def lent(self, base, front, nbytes, requested, slot, named):
+        """Watch a block that the pool has just lent, perhaps on a stream that was just named; nobody has it yet."""
         site = None
         if self._sites is not None:
             site = self._sites.here() if self._sites.sampled() else NOT_SAMPLED
         block = _Block(base + front, base, nbytes, requested, slot, site)
-        if self._may_touch(slot, True):
+        if self._may_touch(slot, named):
             if self.modes.poison:
-                self.access.fill(slot, True, block.address, UNSET, requested)
+                self.access.fill(slot, named, block.address, UNSET, requested)
             if self.modes.guard:
-                self._fill_guards(block, slot, True)
+                self._fill_guards(block, slot, named)
                 block.guarded = True
         if self.modes.nvtx or self.modes.nvtx_memory:
             block.label = _label_of(block)

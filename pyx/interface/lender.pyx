@@ -156,17 +156,18 @@ cdef class Lender:
                 return block_id
         self.streams.settle()
         if self.core.state.word & (STATE_DEBUG | STATE_NOTED):
-            return self.lend_watched(arena, requested, alignment, address)
+            return self.lend_watched(arena, requested, alignment, address, True)
         request_init(self.areas, &request, arena[0], requested, alignment)
         self.pressure.climb(&request, self.name)
         address[0] = request.address
         arena[0] = request.arena
         return request.block_id
 
-    cdef BlockId lend_watched(self, Arena** arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0:
+    cdef BlockId lend_watched(self, Arena** arena, uint64_t requested, uint64_t alignment, uint64_t* address,
+                              bint named) except? 0:
         """Of `lend`: a block that is noted, and has guards around it where there is a debugger.
 
-        The address is the caller's.
+        The address is the caller's.  `named` says that the stream was just named, so that it exists.
         """
         cdef Request request
         cdef uint64_t front = 0 if self.debugger is None else self.debugger.front(alignment)
@@ -179,7 +180,7 @@ cdef class Lender:
         try:
             self.pressure.climb(&request, self.name)
             if self.debugger is not None:
-                self.show(&request, front)
+                self.show(&request, front, named)
         except BaseException as error:
             if isinstance(error, OutOfMemoryError) and error.shortage is not None:
                 error.shortage.name_sites(
@@ -196,12 +197,12 @@ cdef class Lender:
         arena[0] = request.arena
         return request.block_id
 
-    cdef int show(self, Request* request, uint64_t front) except -1:
+    cdef int show(self, Request* request, uint64_t front, bint named) except -1:
         """Show the debugger a block that was just lent; where that fails it is nobody's."""
         try:
             # The block is ours: nobody else writes its record now.
             self.debugger.lent(request.address, front, request.arena.blocks[request.block_id].nbytes,
-                               request.requested, request.arena.slot)
+                               request.requested, request.arena.slot, named)
         except BaseException:
             self.debugger.forget(request.address + front, request.address)
             raise
@@ -439,7 +440,7 @@ cdef class Lender:
 
 cdef BlockId _lend_to_compiled(void* watcher, Arena* arena, uint64_t requested, uint64_t* address) noexcept with gil:
     try:
-        return (<Lender> watcher).lend_watched(&arena, requested, GRANULE, address)
+        return (<Lender> watcher).lend_watched(&arena, requested, GRANULE, address, True)
     except Exception:
         return 0
 

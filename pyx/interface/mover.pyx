@@ -58,12 +58,16 @@ cdef class Mover(Upkeep):
             raise ForeignPointerError(f"{buffer!r} is of pool {owner!r}, not {self.name!r}")
         return 0
 
-    cdef Buffer lent_for(self, uint64_t requested, uint16_t slot):
-        """A new buffer for the stream of a slot."""
+    cdef Buffer lent_for(self, uint64_t requested, uint16_t slot, bint named):
+        """A new buffer for the stream of a slot, which need not exist any more if it was not just named."""
         cdef Buffer buffer = Buffer.__new__(Buffer)
         buffer.pool = self
         buffer.arena = self.core.state.arenas[slot]
-        buffer.block_id = self.lend(&buffer.arena, requested, GRANULE, &buffer.address)
+        if named or self.debugger is None:
+            buffer.block_id = self.lend(&buffer.arena, requested, GRANULE, &buffer.address)
+        elif requested:
+            self.streams.settle()
+            buffer.block_id = self.lend_watched(&buffer.arena, requested, GRANULE, &buffer.address, False)
         buffer.generation = buffer.arena.blocks[buffer.block_id].generation
         return buffer
 
@@ -151,7 +155,7 @@ cdef class Mover(Upkeep):
     cdef int resize_elsewhere(self, Buffer buffer, uint64_t requested, int slot, bint named) except -1:
         """Of `resize`: by a copy, on the stream of a slot."""
         cdef uint64_t kept = min(requested, <uint64_t> buffer.requested)
-        cdef Buffer other = self.lent_for(requested, slot)
+        cdef Buffer other = self.lent_for(requested, slot, named)
         cdef Access access = Access(self.areas)
         cdef int status = STATUS_OK
         if buffer.closed:                         # to make room ran code

@@ -5,7 +5,7 @@ that was current when it was taken, ordinals that are checked, a total that can 
 process can open, and virtual memory: handles are parts of a file that exists in memory only, so that they carry
 their bytes to wherever they are mapped, and whoever touches an address without memory is killed.
 """
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from posix.fcntl cimport off_t
 from posix.mman cimport (
     MAP_ANONYMOUS,
@@ -132,9 +132,21 @@ cdef int _read(void* context, void* host, uint64_t address, uint64_t nbytes) noe
     return host_read(context, host, address, nbytes) if status == STATUS_OK else status
 
 
+cdef int _fill_on(void* context, uint64_t stream, uint64_t address, uint8_t byte, uint64_t nbytes) noexcept nogil:
+    cdef int state
+    cdef int status = stream_captures(context, stream, &state)
+    if status != STATUS_OK or state != CAPTURE_NONE:
+        return status                             # captured, as below
+    return host_fill_on(context, stream, address, byte, nbytes)
+
+
 cdef int _read_on(void* context, uint64_t stream, void* host, uint64_t address, uint64_t nbytes) noexcept nogil:
+    cdef int state
+    cdef int status = stream_captures(context, stream, &state)
     # It waits for the stream, which no capture allows.
-    return STATUS_CAPTURE_UNSUPPORTED if forbidden_in_capture(context) else host_read(context, host, address, nbytes)
+    if forbidden_in_capture(context):
+        return STATUS_CAPTURE_UNSUPPORTED
+    return host_read(context, host, address, nbytes) if status == STATUS_OK else status
 
 
 cdef int _copy_on(void* context, uint64_t stream, uint64_t to, uint64_t address, uint64_t nbytes) noexcept nogil:
@@ -359,7 +371,7 @@ cdef class FakeCudaDriver(StreamedDriver):
         self.table.ipc_get = _ipc_get
         self.table.ipc_open = _ipc_open
         self.table.ipc_close = _ipc_close
-        self.table.fill_on = host_fill_on
+        self.table.fill_on = _fill_on
         self.table.read_on = _read_on
         self.table.copy_on = _copy_on
         self.table.device_attribute = any_attribute

@@ -26,9 +26,10 @@ cdef class Lender:
 
     cdef Arena* arena_for(self, stream) except NULL
     cdef BlockId lend(self, Arena** arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0
-    cdef BlockId lend_watched(self, Arena** arena, uint64_t requested, uint64_t alignment, uint64_t* address) except? 0
+    cdef BlockId lend_watched(self, Arena** arena, uint64_t requested, uint64_t alignment, uint64_t* address,
+                              bint named) except? 0
     cdef int tag(self, Request* request) except -1
-    cdef int show(self, Request* request, uint64_t front) except -1
+    cdef int show(self, Request* request, uint64_t front, bint named) except -1
     cdef int watch(self, debugger) except -1
     cdef int must_be_mine(self) except -1
     cdef int must_be_open(self) except -1

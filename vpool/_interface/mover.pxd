@@ -22,7 +22,7 @@ cdef class Mover(Upkeep):
 
     cdef uint64_t lent_address(self, ptr) except? 0
     cdef int must_own(self, Buffer buffer) except -1
-    cdef Buffer lent_for(self, uint64_t requested, uint16_t slot)
+    cdef Buffer lent_for(self, uint64_t requested, uint16_t slot, bint named)
     cdef BlockId find(self, uint64_t address, Block* found) except? 0
     cdef dict moving(self)
     cdef bint move(self, _Mover mover, uint64_t target) except -1
