@@ -83,6 +83,25 @@ class TestRoundTrips:
         expect_equal(recorded("two_streams"), vpool.Trace.load(path))
 
 
+def expect_tiled(snapshot, recording):
+    """The segments are those at the end of a recording, and blocks tile them."""
+    last = moment(recording, len(recording) - 1)
+    live = last.blocks[last.blocks["state"] == "live"]
+    assert [(one["address"], one["total_size"]) for one in snapshot["segments"]] == [
+        (int(one["address"]), int(one["nbytes"])) for one in last.segments if one["nbytes"]
+    ]
+    active = []
+    for segment in snapshot["segments"]:
+        at = segment["address"]
+        for block in segment["blocks"]:
+            assert block["address"] == at
+            at += block["size"]
+            if block["state"] == "active_allocated":
+                active.append((block["address"], block["size"], block["requested_size"]))
+        assert at == segment["address"] + segment["total_size"]
+    assert active == [(int(one["address"]), int(one["nbytes"]), int(one["requested"])) for one in live]
+
+
 class TestMemoryViz:
     """The rules by which the viewer opens a file."""
 
@@ -95,21 +114,20 @@ class TestMemoryViz:
             assert not isinstance(value, int) or value < 2**53
 
     def test_blocks_tile_the_segments_that_the_pool_had(self, snapshot, recording):
-        last = moment(recording, len(recording) - 1)
-        live = last.blocks[last.blocks["state"] == "live"]
-        assert [(one["address"], one["total_size"]) for one in snapshot["segments"]] == [
-            (int(one["address"]), int(one["nbytes"])) for one in last.segments
-        ]
-        active = []
-        for segment in snapshot["segments"]:
-            at = segment["address"]
-            for block in segment["blocks"]:
-                assert block["address"] == at
-                at += block["size"]
-                if block["state"] == "active_allocated":
-                    active.append((block["address"], block["size"], block["requested_size"]))
-            assert at == segment["address"] + segment["total_size"]
-        assert active == [(int(one["address"]), int(one["nbytes"]), int(one["requested"])) for one in live]
+        expect_tiled(snapshot, recording)
+
+    def test_blocks_without_memory_are_in_no_segment(self, tmp_path):
+        """Suspended ones before, between and behind segments, and one that shares a handle with another block."""
+        with vpool.Pool(vpool.Dynamic(initial=0), source="simulated-vmm") as pool, pool.record() as recording:
+            for tag, mebibytes in (("kv", 4), ("w", 3), ("kv", 3), ("w", 2), ("kv", 4)):
+                with vpool.tag(tag):
+                    pool.allocate(mebibytes << 20)
+            pool.suspend(tag="kv")
+            pool.allocate(100)
+            assert pool.inspect().suspended_bytes == 11 << 20
+        recording.save(tmp_path / "trace.pickle", "torch-pickle")
+        expect_tiled(pickle.loads((tmp_path / "trace.pickle").read_bytes()), recording)
+        expect_equal(vpool.Trace.load(tmp_path / "trace.pickle"), recording)
 
     def test_every_allocation_lies_in_a_segment(self, snapshot):
         there, seen = {}, 0

@@ -377,6 +377,16 @@ class TestAdvice:
             pool.allocate(MIB)
             assert "smaller first segment" in self.advice(pool)
 
+    def test_no_segments_where_memory_comes_in_handles(self):
+        """There neither a first segment nor growth would change what is reserved, or how often the source is called."""
+        with vpool.Pool(source="simulated-vmm") as pool:
+            pool.allocate(1000)
+            assert "first segment" not in self.advice(pool)
+            for _ in range(40):
+                pool.allocate(3 * MIB)
+            assert pool.stats.source_calls >= 32
+            assert "first segment" not in self.advice(pool)
+
     def test_many_small_blocks(self):
         with simulated_pool(initial=0) as pool:
             for _ in range(1000):

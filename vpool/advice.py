@@ -99,7 +99,8 @@ def _of_fragmentation(report):
 
 def _of_idle(report):
     never_used = report.reserved_bytes - report.peak_allocated_bytes
-    if report.core is None and report.reserved_bytes and never_used > report.reserved_bytes // 2:
+    in_handles = report.movable_bytes is not None  # one by one, whatever a first segment and growth are
+    if report.core is None and not in_handles and report.reserved_bytes and never_used > report.reserved_bytes // 2:
         yield (
             f"{format_bytes(never_used)} of {format_bytes(report.reserved_bytes)} reserved were never in use at once: "
             f"a smaller first segment or growth would do "
@@ -115,7 +116,7 @@ def _of_idle(report):
                 f"{'' if report.adaptive else ', and Dynamic(adaptive=True) does so by itself'}."
             )
     calls = report.source_calls
-    if calls >= _MANY_SOURCE_CALLS and report.reuse_ratio < 0.9:
+    if calls >= _MANY_SOURCE_CALLS and not in_handles and report.reuse_ratio < 0.9:
         yield (
             f"The source was called {calls:,} times and served {1 - report.reuse_ratio:.0%} of all bytes: a first "
             f"segment of {format_bytes(report.peak_reserved_bytes)}, which was the peak, would take one call."

@@ -176,7 +176,7 @@ class Trace:
         return [(begin, end) for begin, end in itertools.pairwise(bounds) if begin < end]
 
     def step_bytes(self, event):
-        """Requested bytes that were live when the step of an event began, and all that it asks for; None before steps."""
+        """Requested bytes live before the step of an event, and those that it asks for; None before the first step."""
         for begin, end in self.steps:
             if begin <= event < end:
                 before = int(self.live_bytes[begin - 1]) if begin else 0

@@ -100,7 +100,10 @@ def _segments(placed, told, live):
         mine = []
         end = begin + placed.segments[begin][0]
         while at < len(order) and order[at][0] < end:
-            mine.append(order[at][1])
+            address, one = order[at]
+            # Not what was suspended, below which there is no memory, or not everywhere.
+            if begin <= address and address + placed.sizes[one] <= end:
+                mine.append(one)
             at += 1
         rows.append(_segment(placed, told, begin, mine, live))
     return rows
