@@ -197,6 +197,13 @@ class TestOutOfMemory:
         assert vpool.replay(made((1, 4 * MIB)), capacity="4MiB").oom is None
         assert vpool.replay(made((1, 4 * MIB)), source="host", capacity="4MiB").oom is None
 
+    @pytest.mark.parametrize("strategy", ["fixed", vpool.Hybrid("5MB", dynamic=vpool.Dynamic(initial=0)), "dynamic"])
+    @pytest.mark.parametrize("source", ["simulated", "simulated-vmm"])
+    def test_it_need_not_be_a_multiple_of_what_a_source_maps(self, strategy, source):
+        result = vpool.replay(made((1, 4 * MIB)), strategy, source=source, capacity="5MB")
+        assert result.oom is None
+        assert result.peak_reserved_bytes <= 6 * MIB
+
     def test_without_one_a_simulated_device_is_unbounded(self):
         assert vpool.replay(made((1, 2**50), (2, 2**50))).oom is None
 

@@ -17,9 +17,11 @@ from vpool.sizes import parse_count
 
 __all__ = ["Figures", "ReplayResult", "measure", "pool_for", "run", "streams_of"]
 
+_GRANULE = 2 << 20  # that a virtual-memory source maps
 _SIMULATED: dict[str, Callable[..., sources.Source]] = {
     "simulated": sources.Simulated,
-    "simulated-vmm": sources.SimulatedVmm,
+    # A device has whole granules, so what a pool takes at first fits although it is rounded up to them.
+    "simulated-vmm": lambda capacity: sources.SimulatedVmm(capacity + -capacity % _GRANULE),
 }
 # Events between two calls of the progress function.
 _CHUNK = 1 << 16
