@@ -241,6 +241,27 @@ class TestStreams:
             pool.deallocate(ptr)
             assert (machine.calls()["synchronize"][0] > waits) == (not checks_handles)
 
+    @pytest.mark.parametrize("checks_handles", [False, True])
+    @pytest.mark.parametrize("nbytes", [100, 5000])
+    def test_a_buffer_is_resized_whose_stream_is_gone(self, machine, checks_handles, nbytes):
+        """Nobody names the stream in that call, so its handle is not touched: the device is waited for."""
+        source = vpool.sources.Source(machine, "cuda", checks_handles=checks_handles)
+        with vpool.Pool(source=source, debug="guard,poison,quarantine") as pool:
+            stream = machine.create_stream()
+            buffer, again = pool.empty(1000, stream), pool.empty(1000, stream)
+            write(buffer.ptr, 7, 100)
+            position, number = machine.queue_work(stream), machine.number_of(stream)
+            machine.destroy_stream(stream)
+            pool.resize(buffer, nbytes)
+            assert (buffer.requested, read(buffer.ptr, 100)) == (nbytes, bytes([7]) * 100)
+            assert machine.finished(number, position)
+            write(buffer.ptr + nbytes, 0)
+            with pytest.raises(vpool.GuardError):
+                buffer.close()
+            pool.resize(again, 0)
+            buffer.close()
+            pool.check()
+
     def test_a_pool_that_never_waits_for_memory_waits_to_look(self, machine):
         source = vpool.sources.Source(machine, "cuda", checks_handles=False)
         with vpool.Pool(source=source, debug="guard,poison", on_pressure="raise") as pool:
