@@ -2,14 +2,13 @@
 
 import random
 import resource
-import threading
 from pathlib import Path
 
 import pytest
 
 import vpool
 from tests.helpers.order import Checker
-from tests.helpers.pools import GRANULE, KIB, MIB
+from tests.helpers.pools import KIB, MIB, run_cleanly
 
 STREAMS = [0x7000 + 16 * number for number in range(3)]
 ROUNDS = 20_000  # twice as many took 4 MiB of the host's memory where each was a loan inside the one before
@@ -53,29 +52,22 @@ def test_memory_that_goes_to_and_fro_needs_no_more_and_more_records(step, count,
 
 def test_a_report_needs_no_deep_stack_for_loans_inside_loans():
     """Each block is cut from the one that the other stream has just been handed."""
-    depth = 8000
-    found = []
-
-    def report():
-        found.append(pool.inspect())
-
-    with small_pool((depth + 1) * GRANULE) as pool:
-        for granules in range(depth, 0, -1):
-            pool.deallocate(pool.allocate(granules * GRANULE, STREAMS[granules % 2]), STREAMS[1 - granules % 2])
-        pool.check()
-        before = threading.stack_size(64 * KIB)
-        try:
-            thread = threading.Thread(target=report)
-            thread.start()
-            thread.join()
-        finally:
-            threading.stack_size(before)
-        blocks = found[0].blocks
-        assert len(blocks) >= depth
-        assert blocks["nbytes"].sum() == (depth + 1) * GRANULE
-        assert (blocks["address"][1:] == (blocks["address"] + blocks["nbytes"])[:-1]).all()
-        pool.coalesce()
-        pool.check()
+    run_cleanly("""
+import vpool
+from tests.helpers.pools import GRANULE, on_a_small_stack
+depth, streams = 8000, (0x7010, 0x7020)
+nbytes = (depth + 1) * GRANULE
+pool = vpool.Pool(vpool.Dynamic(initial=nbytes, limit=nbytes), source="simulated")
+for granules in range(depth, 0, -1):
+    pool.deallocate(pool.allocate(granules * GRANULE, streams[granules % 2]), streams[1 - granules % 2])
+pool.check()
+blocks = on_a_small_stack(pool.inspect).blocks
+assert len(blocks) >= depth
+assert blocks["nbytes"].sum() == nbytes
+assert (blocks["address"][1:] == (blocks["address"] + blocks["nbytes"])[:-1]).all()
+pool.coalesce()
+pool.check()
+""")
 
 
 @pytest.mark.parametrize("on_pressure", ["raise", "wait"])

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import vpool
-from tests.helpers.pools import GIB, MIB, unchanged
+from tests.helpers.pools import GIB, MIB, run_cleanly, unchanged
 from tests.test_mapped import SOURCES, UNIT, fake, pool_on, simulated, virtual
 from vpool import trimming
 from vpool._storage.fake_cuda import FakeCudaDriver
@@ -38,6 +38,30 @@ def states(pool):
         found[state] = found.get(state, 0) + nbytes
     found.pop("unmapped", None)
     return found
+
+
+def test_loans_inside_loans_need_no_deep_stack():
+    """Two streams take turns with what is left of a handle, so each block lies in a loan of the one before."""
+    run_cleanly("""
+import vpool
+from tests.helpers.pools import GRANULE, MIB, on_a_small_stack
+depth, streams = 8000, (0x7010, 0x7020)
+pool = vpool.Pool(vpool.Dynamic(initial=0), vpool.sources.SimulatedVmm(64 * MIB, handle="2MiB"))
+kept = pool.allocate(8 * MIB, streams[0])  # where the default stream has most, free memory goes home first
+blocks = [pool.allocate(GRANULE, streams[number % 2]) for number in range(depth)]
+assert pool.crossings["crossings"] >= depth - 1
+
+def go_and_come():
+    suspended = pool.suspend()
+    pool.check()
+    return suspended, pool.resume()
+
+assert on_a_small_stack(go_and_come) == (10 * MIB, 10 * MIB)
+pool.check()
+for ptr in (kept, *blocks):
+    pool.deallocate(ptr)
+pool.check()
+""")
 
 
 class TestAll:

@@ -30,25 +30,36 @@ from vpool._management.walk cimport walk_link_loans
 cdef void _visit(Core core, Arena* arena, BlockId edge_id, visit_t visit, void* context) noexcept nogil:
     """Visit every block behind an edge, also those in loans, in the order of addresses.  All locks are held.
 
-    A visit may change its own block and merge it with its neighbours; the record before it stays.
+    A visit may change its own block and merge it with its neighbours; the record before it stays.  No recursion, as
+    in a copy of all blocks (see `walk`): the edge of an extent keeps the edge that the walk came from.
     """
     cdef CoreState* state = &core.state
     cdef BlockId before = edge_id
-    cdef BlockId block_id = arena.blocks[edge_id].next
-    cdef BlockId loan_id
+    cdef BlockId block_id, loan_id, from_id
+    cdef Block* edge
     cdef Block* block
-    while block_id:
+    while True:
+        block_id = arena.blocks[before].next
+        if block_id == 0:                         # behind the last one: up again
+            edge = &arena.blocks[edge_id]
+            from_id = <BlockId> edge.nbytes
+            if from_id == 0:
+                return
+            edge.nbytes = 0
+            arena = <Arena*> edge.stamp
+            before = edge.list_next
+            edge_id = from_id
+            continue
         block = &arena.blocks[block_id]
         loan_id = 0
         if block.state == BLOCK_LENT:
             loan_id = lend_edge(arena, block_id, state.arenas[block.slot])
         if loan_id:
-            _visit(core, state.arenas[block.slot], loan_id, visit, context)
-        elif visit(core, arena, block_id, context):
-            block_id = arena.blocks[before].next
-            continue
-        before = block_id
-        block_id = block.next
+            arena = state.arenas[block.slot]
+            arena.blocks[loan_id].nbytes = edge_id
+            before = edge_id = loan_id
+        elif not visit(core, arena, block_id, context):
+            before = block_id
 
 
 cdef void absences_visit(Core core, visit_t visit, void* context) noexcept nogil:

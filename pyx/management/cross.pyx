@@ -418,31 +418,65 @@ cdef bint _leave(CoreState* state, Arena* arena, BlockId block_id, uint16_t free
     return True
 
 
+cdef bint _adopt_pending(Arena* arena, Extent* extent, Arena* freer, uint64_t number) noexcept nogil:
+    """Put an extent into an arena, as a block that waits for what another slot freed with a stamp.
+
+    False where no record is left.  The arena's lock is held.
+    """
+    cdef BlockId edge_id = lend_adopt(arena, extent)
+    cdef BlockId block_id = arena.blocks[edge_id].next
+    if edge_id == 0:
+        return False
+    freelist_remove(arena, &arena.blocks[block_id])
+    pending_put(arena, block_id)
+    pending_on(arena, block_id, freer, number)
+    return True
+
+
 cdef bint _settle_in(CoreState* state, Arena* user, Extent* extent) noexcept nogil:
     """Put what `_leave` took into the arena of the stream it was freed on; False where no record is left for it.
 
     That stream was named by the caller, but nothing says that it comes after the work of the stream that had the
     block: unless that is proved, the block is pending there.  The user's lock is held.
     """
-    cdef BlockId edge_id, block_id
     cdef uint64_t before = atomic_read(extent.freer.sequence)
     cdef bint proved = order_proved(state, user.slot, extent.freer.slot, before)
-    if extent.owner == user:                      # its own, and home
-        lend_home(extent)
-        block_id = extent.lent
-        if proved:
-            free_block(user, block_id)
-            return True
-    else:
+    if extent.owner != user:
         extent.stamp = atomic_read(user.sequence)
-        edge_id = lend_adopt(user, extent)
-        if edge_id == 0 or proved:
-            return edge_id != 0
-        block_id = user.blocks[edge_id].next
-        freelist_remove(user, &user.blocks[block_id])
-    pending_put(user, block_id)
-    pending_on(user, block_id, extent.freer, before)
+        return lend_adopt(user, extent) != 0 if proved else _adopt_pending(user, extent, extent.freer, before)
+    lend_home(extent)                             # its own
+    if proved:
+        free_block(user, extent.lent)
+    else:
+        pending_put(user, extent.lent)
+        pending_on(user, extent.lent, extent.freer, before)
     return True
+
+
+cdef bint _send_back(Arena* user, Extent* extent) noexcept nogil:
+    """Let the owner of what `_leave` took have it again, once both streams are through; False without a record."""
+    cdef Arena* owner = extent.owner
+    cdef bint noted
+    bias_take(&owner.lock)
+    noted = owner == extent.freer or pending_use(owner, extent.lent, extent.freer)
+    if noted:
+        lend_home(extent)
+        pending_put(owner, extent.lent)
+        pending_on(owner, extent.lent, user, extent.stamp)
+    bias_drop(&owner.lock)
+    return noted
+
+
+cdef void _turn_back(Arena* user, Extent* extent) noexcept nogil:
+    """Let who had what `_leave` took have it again, once the stream it was freed on is through.
+
+    The two records of it there are spare since `_leave`.  A block would be nobody's for good only if other threads
+    had both of these too by now, when nobody else in the pool has any.
+    """
+    lend_on(extent, extent.freer.slot)
+    bias_take(&extent.freer.lock)
+    _adopt_pending(extent.freer, extent, user, extent.stamp)
+    bias_drop(&extent.freer.lock)
 
 
 cdef void _arrive(CoreState* state, Arena* user, Extent* extent) noexcept nogil:
@@ -451,14 +485,8 @@ cdef void _arrive(CoreState* state, Arena* user, Extent* extent) noexcept nogil:
     bias_take(&user.lock)
     arrived = _settle_in(state, user, extent)
     bias_drop(&user.lock)
-    if not arrived:
-        bias_take(&extent.owner.lock)
-        # It waits for both streams; where not even that can be written down, nobody has it any more.
-        if extent.owner == extent.freer or pending_use(extent.owner, extent.lent, extent.freer):
-            lend_home(extent)
-            pending_put(extent.owner, extent.lent)
-            pending_on(extent.owner, extent.lent, user, extent.stamp)
-        bias_drop(&extent.owner.lock)
+    if not arrived and not _send_back(user, extent):
+        _turn_back(user, extent)
 
 
 cdef bint cross_free(CoreState* state, uint64_t address, uint16_t freer) noexcept nogil:

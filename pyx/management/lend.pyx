@@ -110,6 +110,8 @@ cdef void lend_on(Extent* extent, uint16_t borrower) noexcept nogil:
     if extent.owner != extent.freer:
         bias_take(&extent.owner.lock)
         extent.owner.blocks[extent.lent].slot = borrower
+        # A number that a walk has left is of the last borrower's records: this one may not have as many.
+        extent.owner.blocks[extent.lent].list_next = 0
         bias_drop(&extent.owner.lock)
 
 

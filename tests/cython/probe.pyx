@@ -33,6 +33,7 @@ from vpool._management.core cimport Core
 from vpool._management.freelist cimport class_of, freelist_find, freelist_insert, freelist_remove, freelist_resize
 from vpool._management.hit cimport hit_put, hit_take
 from vpool._management.holes cimport holes_add_segment, holes_fill, holes_punch
+from vpool._management.lend cimport Extent, lend_adopt, lend_on, lend_out
 from vpool._management.mapped cimport Mapped, MappedHandle, Piece, mapped_at
 from vpool._management.moves cimport moves_punch, moves_put
 from vpool._management.window cimport BY_MEMORY, BY_TIME, Window, window_best, window_costs, window_link
@@ -326,6 +327,33 @@ cdef class Records:
             self.pool.areas.state.arenas[<uint32_t> slot].capacity = capacity
             self.pool.areas.state.arenas[<uint32_t> slot].dependency_capacity = dependency_capacity
         self.kept.clear()
+
+
+def edge_after_going_on():
+    """The edge that an owner has noted of a loan which one borrower had, whom a walk found, and another gets now."""
+    cdef Extent extent
+    cdef BlockId edge_id
+    cdef BlockId found = 0
+    cdef Peaks peaks
+    cdef int i
+    cdef Arena* arenas[3]
+    memset(&peaks, 0, sizeof(Peaks))
+    for i in range(3):
+        arenas[i] = arena_new(0, GRANULE, GRANULE)
+        if arenas[i] == NULL:
+            raise MemoryError
+        arenas[i].slot = i
+        arenas[i].peaks = &peaks
+    edge_id = arena_add_segment(arenas[0], GRANULE, GRANULE)
+    lend_out(arenas[0], arenas[0].blocks[edge_id].next, GRANULE, 1, &extent)
+    edge_id = lend_adopt(arenas[1], &extent)
+    arenas[0].blocks[extent.lent].list_next = edge_id
+    lend_out(arenas[1], arenas[1].blocks[edge_id].next, GRANULE, 2, &extent)
+    lend_on(&extent, 2)
+    found = arenas[0].blocks[extent.lent].list_next
+    for i in range(3):
+        arena_delete(arenas[i])
+    return found
 
 
 def compiled_calls(Pool pool not None, uint64_t nbytes, Py_ssize_t repeats):

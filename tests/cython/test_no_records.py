@@ -6,6 +6,7 @@ import random
 import pytest
 
 import vpool
+from tests.helpers.order import Checker
 from tests.helpers.pools import GRANULE, MIB
 from tests.helpers.programs import Program, run_all
 from tests.test_mapped import fake, pool_on, simulated, virtual
@@ -60,6 +61,39 @@ def test_every_short_program_without_records(probe, prefix):
     refused = [0]
     assert run_all(lambda: Recordless(probe, prefix, refused), 2 if prefix else 3) > 50
     assert refused[0] > 0
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_block_of_a_third_stream_is_not_lost(probe, finished):
+    """It was lent whole, and freed on a stream that has no record for it, where its owner has none to wait for both."""
+    source = vpool.sources.Simulated(MIB)
+    driver = source.driver
+    pool = vpool.Pool(vpool.Dynamic(initial=MIB, limit=MIB), source)
+    checker = Checker(pool)
+    owner, borrower, freer = (driver.create_stream() for _ in range(3))
+    # Known, and without memory or a record of its own.
+    noted = checker.allocate(MIB, owner)
+    checker.record_stream(noted, freer)
+    checker.free(noted)
+    driver.complete()
+    ptr = checker.allocate(MIB, borrower)
+    checker.use(ptr, borrower)
+    records = probe.Records(pool)
+    records.take()
+    driver.wait(freer, driver.number_of(borrower))
+    checker.free(ptr, freer)
+    checker.check()
+    assert pool.stats.pending_bytes == MIB
+    records.give_back()
+    if finished:
+        driver.complete()
+    checker.use(checker.allocate(MIB, borrower), borrower)
+    checker.finish()
+
+
+def test_a_loan_that_goes_on_forgets_whom_it_was_with(probe):
+    """What a report left on it is a number of the last borrower's records, of which the next may have fewer."""
+    assert probe.edge_after_going_on() == 0
 
 
 class TestMoves:

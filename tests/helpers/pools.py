@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import unicodedata
 from contextlib import contextmanager
 
@@ -94,6 +95,22 @@ def assert_whole(pool):
     assert (report.live_blocks, report.allocated_bytes, report.requested_bytes) == (0, 0, 0)
     assert report.free_blocks == report.segments
     assert report.free_bytes == report.reserved_bytes
+
+
+def on_a_small_stack(call):
+    """What a call returns in a thread with 64 KiB of stack.
+
+    For a process of its own: where one thread has ended, the next may get its stack, which may be larger.
+    """
+    results = []
+    before = threading.stack_size(64 * KIB)
+    try:
+        thread = threading.Thread(target=lambda: results.append(call()))
+        thread.start()
+        thread.join()
+    finally:
+        threading.stack_size(before)
+    return results[0]
 
 
 def run_python(code, *arguments, timeout=60):
