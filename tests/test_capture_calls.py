@@ -71,6 +71,7 @@ def test_every_driver_call_is_made_in_a_capture(foreign, mode, blocking):
         assert short_lived.crossings["waits"] > 0
         short_lived.close()
         del short_lived  # its events go
+        pool.reserve(3 * MIB)
         pool.trim()
         pool.inspect()
         pool.resize(grows, 2 * MIB, graph.stream)  # copied, since it was another stream's

@@ -15,7 +15,7 @@ import pytest
 import vpool
 from tests.helpers.pools import KIB, MIB, run_cleanly
 from tests.helpers.rig import Fake, Mapped, Rig, Simulated, Stopped, Watched, sample
-from tests.helpers.scenarios import coalesce, move, move_blocks, open_exported, resize, suspend, watch
+from tests.helpers.scenarios import coalesce, move, move_blocks, open_exported, reserve, resize, suspend, watch
 from vpool._storage.driver import CALL_NAMES
 
 OUT_OF_MEMORY = 2
@@ -409,6 +409,7 @@ SCENARIOS = {
     per_thread_stream: (Fake, Simulated),
     coalesce: (Fake, Simulated),
     maintain: (Fake, Simulated, Watched),
+    reserve: (Fake, Simulated, Mapped, Watched),
     cross_in_a_fixed_core: (Fake, Simulated, Watched),
     adapt: (Fake, Simulated, Watched),
     two_devices: (Fake, Watched),

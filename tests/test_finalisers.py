@@ -48,6 +48,7 @@ CALLS = {
     "snapshot": lambda pool: pool.snapshot(),
     "check": lambda pool: pool.check(),
     "trim": lambda pool: pool.trim(),
+    "reserve": lambda pool: pool.reserve("1MiB"),
     "a limit": lambda pool: pool.set_limit(32 * MIB),
     "pools": lambda pool: vpool.pools(),
     "a new pool": lambda pool: vpool.Pool(source="simulated"),

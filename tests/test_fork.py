@@ -39,6 +39,7 @@ def child():
         'stats': lambda: pool.stats,
         'core_share': lambda: pool.core_share, 'inspect': pool.inspect, 'apply': lambda: pool.apply(vpool.Dynamic()),
         'set_limit': lambda: pool.set_limit('32MiB'), 'maintain': pool.maintain, 'coalesce': pool.coalesce,
+        'reserve': lambda: pool.reserve(100),
         'leaks': pool.leaks, 'snapshot': pool.snapshot, 'memory_info': pool.memory_info,
         'measure': pool.measure, 'limit': lambda: pool.limit('some', 100), 'record': lambda: pool.record(),
         'an end of a recording': lambda: recording.__exit__(None, None, None), 'mark': recording.mark,

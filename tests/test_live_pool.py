@@ -187,7 +187,7 @@ class TestHelper:
         pool = vpool.Pool(HYBRID, vpool.sources.Simulated(GIB))
         pool.allocate(4 * MIB)
         pool.close()
-        for call in (pool.maintain, lambda: pool.set_limit(GIB), lambda: pool.apply(HYBRID)):
+        for call in (pool.maintain, lambda: pool.reserve(1), lambda: pool.set_limit(GIB), lambda: pool.apply(HYBRID)):
             with pytest.raises(vpool.ClosedPoolError):
                 call()
         assert pool.stats.reserved_bytes == 4 * MIB

@@ -204,6 +204,21 @@ class CoreMachine(PoolMachine):
     def maintain(self):
         self.pool.maintain()
 
+    @rule(nbytes=st.integers(1, 2 * MIB))
+    @precondition(lambda self: not self.closed)
+    def reserve(self, nbytes):
+        before = self.pool.stats
+        try:
+            self.pool.reserve(nbytes)
+        except vpool.OutOfMemoryError:
+            pass
+        else:
+            if getattr(self.pool.strategy, "oversize", "direct") == "direct":
+                assert self.pool.inspect().largest_free_bytes >= nbytes
+        after = self.pool.stats
+        assert (after.allocated_bytes, after.allocations) == (before.allocated_bytes, before.allocations)
+        assert after.peak_allocated_bytes == before.peak_allocated_bytes
+
     @rule()
     @precondition(lambda self: not self.closed)
     def trim(self):

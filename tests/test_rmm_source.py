@@ -114,7 +114,18 @@ def test_a_resource_that_fails(pool, resource, caplog):
 
 @pytest.mark.parametrize(
     "call",
-    ["allocate", "allocate at an alignment", "check", "maintain", "trim", "inspect", "record", "resume", "coalesce"],
+    [
+        "allocate",
+        "allocate at an alignment",
+        "check",
+        "maintain",
+        "reserve",
+        "trim",
+        "inspect",
+        "record",
+        "resume",
+        "coalesce",
+    ],
 )
 def test_a_pool_that_is_called_while_it_asks_the_resource(resource, driver, call):
     """By what a collection runs there, or by a handler of what the resource logs: on the thread that grows the pool."""
@@ -132,6 +143,10 @@ def test_a_pool_that_is_called_while_it_asks_the_resource(resource, driver, call
             pool.allocate(MIB, alignment=alignment)
         assert "the device refused 1.00 MiB" in str(caught.value)
 
+    def reserve():
+        with pytest.raises(vpool.OutOfMemoryError, match=r"the device refused 1\.00 MiB"):
+            pool.reserve(MIB)
+
     def record():
         with pool.record() as recording:
             pool.deallocate(pool.allocate(KIB))
@@ -148,8 +163,8 @@ def test_a_pool_that_is_called_while_it_asks_the_resource(resource, driver, call
     held = pool.empty(64 * KIB)
     calls = {
         "allocate": allocate, "allocate at an alignment": lambda: allocate(4 * KIB), "check": pool.check,
-        "maintain": pool.maintain, "trim": pool.trim, "inspect": pool.inspect, "record": record, "resume": pool.resume,
-        "coalesce": pool.coalesce,
+        "maintain": pool.maintain, "reserve": reserve, "trim": pool.trim, "inspect": pool.inspect, "record": record,
+        "resume": pool.resume, "coalesce": pool.coalesce,
     }  # fmt: skip
     thread = threading.Thread(target=grow, daemon=True)
     thread.start()

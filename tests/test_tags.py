@@ -54,6 +54,26 @@ class TestAttribution:
             raise KeyError
         assert vpool.tag.current() is None
 
+    def test_it_is_left_on_the_thread_that_entered_it(self):
+        """Another thread cannot end what this one's blocks are named."""
+        tag = vpool.tag("mine")
+        refused = []
+
+        def leave():
+            try:
+                tag.__exit__(None, None, None)
+            except RuntimeError as error:
+                refused.append(str(error))
+
+        with tag:
+            thread = threading.Thread(target=leave)
+            thread.start()
+            thread.join()
+            assert vpool.tag.current() == "mine"
+        assert refused == ["vpool.tag: this block was entered on another thread, whose blocks it still names"]
+        with pytest.raises(RuntimeError):
+            tag.__exit__(None, None, None)
+
     def test_threads_have_their_own(self, pool):
         seen = []
 

@@ -55,8 +55,9 @@ cdef _at_the_end(str name, Request* request):
         " interpreter", request.requested)
 
 
-cdef failure(Areas areas, str name, Request* request):
-    """The exception for a request that failed."""
+cdef failure(Areas areas, str name, Request* request, str verb="lend"):
+    """The exception for a request that failed; "reserve" for memory that nobody was to have yet."""
+    cdef bint whole = verb == "lend" or areas.grows
     if request_broken(request):
         what = f"the source failed on a request of {format_bytes(request.requested)}"
         if request.status == STATUS_OVERLAP:
@@ -68,7 +69,9 @@ cdef failure(Areas areas, str name, Request* request):
     if is_finalizing():
         return _at_the_end(name, request)
     report = Report(*copy_records(areas, name))
-    if areas.only_blocks and request.requested > areas.largest_block:
+    if not whole:
+        reason = "its strategy takes nothing after construction"
+    elif areas.only_blocks and request.requested > areas.largest_block:
         reason = (
             f"the pool's largest blocks are {areas.largest_block:,} bytes ({format_bytes(areas.largest_block)}); "
             f"a block of {round_up(request.requested, GRANULE):,} bytes, or oversize=\"direct\", would serve it"
@@ -93,14 +96,14 @@ cdef failure(Areas areas, str name, Request* request):
         reason = "growing would pass the limit"
     steps = [RUNG_NAMES[rung] for rung in range(<int> RUNGS) if request.tried >> rung & 1]
     return OutOfMemoryError(
-        f"pool {name!r} cannot lend {request.requested:,} bytes ({format_bytes(request.requested)}): {reason}."
+        f"pool {name!r} cannot {verb} {request.requested:,} bytes ({format_bytes(request.requested)}): {reason}."
         f" Limit {format_bytes(report.limit_bytes)}, reserved {format_bytes(report.reserved_bytes)},"
         f" live {format_bytes(report.allocated_bytes)}, free {format_bytes(report.free_bytes)}"
         f" of which {format_bytes(report.largest_free_bytes)} in the largest block,"
         f" pending {format_bytes(report.pending_bytes)}. Tried: {', '.join(steps) or 'nothing, which would not help'}.",
         request.requested, report, steps, Shortage(
             report, request.requested, request.nbytes, request.alignment, captured=request.arena.captured != 0,
-        ),
+        ) if whole else None,
     )
 
 

@@ -65,7 +65,10 @@ class tag:
         return self
 
     def __exit__(self, *exc_info):
-        journal_set_tag(_entered.stack.pop())
+        stack = getattr(_entered, "stack", ())
+        if not stack:
+            raise RuntimeError("vpool.tag: this block was entered on another thread, whose blocks it still names")
+        journal_set_tag(stack.pop())
 
     @staticmethod
     def current():

@@ -4,13 +4,14 @@ from libc.stdint cimport uint64_t
 
 from vpool._base.clock cimport now_ns
 from vpool._base.ending cimport is_finalizing
-from vpool._interface.diagnosis cimport source_error
+from vpool._interface.diagnosis cimport failure, source_error
 from vpool._interface.events cimport read_origins
 from vpool._interface.gauge cimport Gauge
 from vpool._interface.lender cimport Lender
 from vpool._interface.recorder cimport Recorder
 from vpool._interface.snapshot cimport read_core_share, read_crossings, read_ladder, read_limit, read_stats
 from vpool._management.journal cimport journal_limit, journal_reset_peaks
+from vpool._management.state cimport Request
 from vpool._management.walk cimport Broken
 from vpool._storage.driver cimport STATUS_OK
 
@@ -261,6 +262,60 @@ cdef class Upkeep(Lender):
             status = self.areas.maintain()
         if status != STATUS_OK:
             raise source_error(self.core, status, "the source failed when the pool grew ahead of need")
+
+    def reserve(self, nbytes):
+        """Take memory ahead of need: until others take it, requests of so many bytes together wait for no source.
+
+        They find it in one piece.  What the pool has free counts, merged across streams as by `coalesce`; the rest
+        comes by the growth rule, and in want of room for it idle memory goes back first.
+
+        Parameters
+        ----------
+        nbytes : int or str
+            Bytes beyond what is live, and beside a fixed core.  A pool that never grows has taken all that it will:
+            there so much of it has to be free.
+
+        Raises
+        ------
+        OutOfMemoryError
+            Where the limit or the device leaves no room, also after a wait for pending work, unless the pool never
+            waits.  No pressure callback is asked.
+        SourceError
+            Where the source fails for another reason.
+        ClosedPoolError
+            After `close`.
+        TypeError, ValueError, OverflowError
+            For what is no size.
+
+        Notes
+        -----
+        An adaptive pool gives memory that stays unused back, and so does `trim`.
+        Runtime complexity: O(streams); where the pool grows O(blocks), and a source call or, on virtual memory, some
+        for each handle.
+
+        Examples
+        --------
+        >>> import vpool
+        >>> pool = vpool.Pool(vpool.Dynamic(initial=0), source="host")
+        >>> pool.reserve("64MiB")
+        >>> calls = pool.stats.source_calls
+        >>> ptr = pool.allocate(64 << 20)
+        >>> pool.stats.source_calls == calls
+        True
+        >>> pool.deallocate(ptr)
+        """
+        cdef Request request
+        cdef bint found
+        cdef uint64_t wanted = parse_size(nbytes, "nbytes")
+        self.must_be_open()
+        self.streams.settle()
+        if wanted == 0:
+            return
+        with nogil:
+            found = self.areas.reserve(wanted, &request)
+        if not found:
+            self.core.count_failure(request.status)
+            raise failure(self.areas, self.name, &request, "reserve")
 
     def trim(self, keep=0, budget=None):
         """Give memory that is wholly free, and that no work can touch any more, back to the source.

@@ -13,7 +13,7 @@ from vpool._management.core cimport Core, PeakFigures, core_deallocate, core_liv
 from vpool._management.cross cimport cross_free, cross_use
 from vpool._management.idle cimport idle_look, idle_trim
 from vpool._management.journal cimport MOST_TAGS, TagCount, journal_close
-from vpool._management.ladder cimport ladder_climb, ladder_ensure, ladder_search_all
+from vpool._management.ladder cimport ladder_climb, ladder_ensure, ladder_reserve, ladder_search_all
 from vpool._management.noted cimport noted_free, noted_lend
 from vpool._management.order cimport order_waited
 from vpool._management.planned cimport Planned
@@ -501,6 +501,24 @@ cdef class Areas:
         if self.state.word & STATE_CLOSED:        # meanwhile
             self.after_free()
         return STATUS_OK if status == STATUS_OUT_OF_MEMORY else status
+
+    cdef bint reserve(self, uint64_t nbytes, Request* request) noexcept nogil:
+        """Have so much in one free block, beside a fixed core; False with the reasons in the request.
+
+        A pool that never grows has it where so many bytes of its core are free.
+        """
+        cdef CoreState* fixed = self.fixed_state
+        cdef bint found
+        request_init(self, request, self.state.arenas[0], nbytes, GRANULE)
+        if not self.grows:
+            return nbytes <= atomic_read(fixed.reserved) - min(atomic_read(fixed.reserved), core_live_bytes(fixed))
+        found = ladder_reserve(self.core, request)
+        if not found and self.core.may_wait and not request_broken(request):
+            request.tried |= <uint32_t> 1 << <int> RUNG_WAIT
+            found = order_waited(self.core.drain()) and ladder_reserve(self.core, request)
+        if self.state.word & STATE_CLOSED:        # meanwhile
+            self.after_free()
+        return found
 
 
 cdef uint64_t live_blocks(CoreState* state) noexcept nogil:

@@ -13,7 +13,10 @@ from vpool._management.freelist cimport freelist_find
 from vpool._management.order cimport order_await, order_is_host, order_waited
 from vpool._management.room cimport room_make
 from vpool._management.state cimport (
+    RUNG_GROW,
+    RUNG_MERGE,
     RUNG_SEARCH,
+    RUNG_TRIM,
     RUNGS,
     STATE_ADAPTIVE,
     CoreState,
@@ -329,12 +332,21 @@ cdef BlockId ladder_search_all(Core core, Request* request) noexcept nogil:
     return request.block_id
 
 
+cdef bint _at_hand(CoreState* state, uint64_t nbytes) noexcept nogil:
+    """Whether some stream has a free block of `nbytes` that others could have.  O(slots)."""
+    cdef uint32_t slot
+    cdef bint found = False
+    for slot in range(slot_count(state)):
+        bias_take(&state.arenas[slot].lock)
+        found = found or state.arenas[slot].captured == 0 and freelist_find(state.arenas[slot], nbytes) != 0
+        bias_drop(&state.arenas[slot].lock)
+    return found
+
+
 cdef int ladder_ensure(Core core, uint64_t nbytes) noexcept nogil:
     """Grow by the growth rule unless a free block of `nbytes` is at hand; the source's status."""
     cdef CoreState* state = &core.state
     cdef Request request
-    cdef uint32_t slot
-    cdef bint found = False
     memset(&request, 0, sizeof(Request))
     request.arena = state.arenas[0]
     request.nbytes = round_up(nbytes, GRANULE)
@@ -342,11 +354,40 @@ cdef int ladder_ensure(Core core, uint64_t nbytes) noexcept nogil:
     if turn_is_mine(&state.growth_turn):
         return STATUS_OK                          # the source calls its pool, which grows just now
     turn_take(&state.growth_turn)
-    for slot in range(slot_count(state)):
-        bias_take(&state.arenas[slot].lock)
-        found = found or freelist_find(state.arenas[slot], request.nbytes) != 0
-        bias_drop(&state.arenas[slot].lock)
-    if not found:
+    if not _at_hand(state, request.nbytes):
         _grow_in_turn(core, &request)
     turn_give(&state.growth_turn)
     return request.status
+
+
+cdef bint _reserve_in_turn(Core core, Request* request) noexcept nogil:
+    cdef uint64_t released = 0
+    request.tried |= <uint32_t> 1 << <int> RUNG_MERGE
+    core.coalesce()
+    if _at_hand(&core.state, request.nbytes):
+        return True
+    request.tried |= <uint32_t> 1 << <int> RUNG_GROW
+    _grow_in_turn(core, request)
+    if _at_hand(&core.state, request.nbytes) or request_broken(request):
+        return not request_broken(request)
+    request.tried |= <uint32_t> 1 << <int> RUNG_TRIM
+    core.prove_idle()
+    core.release_idle(0, &released)
+    if released or core.source.granularity:
+        _grow_in_turn(core, request)
+    return _at_hand(&core.state, request.nbytes)
+
+
+cdef bint ladder_reserve(Core core, Request* request) noexcept nogil:
+    """Have a free block for a request at hand, until somebody takes it; False, with the reasons in the request."""
+    cdef uint64_t requested = request.requested
+    cdef bint found
+    if turn_is_mine(&core.state.growth_turn):
+        request.refused = request.nbytes          # the source calls its pool: it cannot be asked meanwhile
+        return False
+    request.requested = 0                         # nobody waits for it
+    turn_take(&core.state.growth_turn)
+    found = _reserve_in_turn(core, request)
+    turn_give(&core.state.growth_turn)
+    request.requested = requested
+    return found

@@ -99,6 +99,7 @@ def everything(pool, stream, other):
     pool.stats, pool.ladder, pool.crossings, pool.captures, pool.core_share  # noqa: B018
     str(pool.inspect())
     pool.coalesce()
+    pool.reserve(pool.inspect().largest_free_bytes + 1)
     pool.trim()
     pool.trim(keep="1MiB")
     pool.maintain()

@@ -126,6 +126,19 @@ def coalesce(rig):
     rig.free(pool, rig.allocate(pool, 8 * MIB))
 
 
+def reserve(rig):
+    """Memory is taken ahead: what is free counts, idle memory that is too small goes back, too much is refused."""
+    pool = rig.pool(vpool.Dynamic(initial="1MiB", growth="1MiB", limit="8MiB"))
+    stream = rig.stream()
+    rig.do(pool.reserve, 2 * MIB)
+    rig.free(pool, rig.allocate(pool, 2 * MIB, stream), stream)
+    rig.driver.complete()
+    rig.do(pool.reserve, 7 * MIB)
+    ptr = rig.allocate(pool, 7 * MIB)
+    rig.refused(pool.reserve, 2 * MIB)
+    rig.free(pool, ptr)
+
+
 def move_blocks(rig):
     """Blocks and buffers that may move are moved, of the default stream and of another, with their content."""
     for stream in (0, rig.stream()):
