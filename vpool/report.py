@@ -9,7 +9,7 @@ import numpy as np
 from vpool.advice import advice
 from vpool.plots import draw
 from vpool.rendering import as_html, as_text
-from vpool.sizes import format_bytes, parse_size
+from vpool.sizes import MAPPED_GRANULE, format_bytes, parse_size
 from vpool.streams import stream_handle
 
 __all__ = ["BLOCK_DTYPE", "SEGMENT_DTYPE", "Report", "SizeClass", "schema"]
@@ -26,8 +26,6 @@ BLOCK_DTYPE = np.dtype(
     ]
 )
 SEGMENT_DTYPE = np.dtype([("address", np.uint64), ("nbytes", np.uint64), ("stream", np.uint64)])
-# What a source whose memory can be moved maps at least.
-_MAPPED_UNIT = 2 << 20
 # Upper bounds of the tiers that reports show; the last has none.
 SIZE_TIERS = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20, None)
 
@@ -194,7 +192,7 @@ class Report:
     @property
     def growth_unit(self):
         """Bytes that the pool takes from its source at least, and whole multiples of."""
-        return 256 if self.movable_bytes is None else _MAPPED_UNIT
+        return 256 if self.movable_bytes is None else MAPPED_GRANULE
 
     @property
     def growth_bytes(self):

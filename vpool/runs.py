@@ -13,15 +13,14 @@ from vpool._interface.replay import Replayer
 from vpool.errors import PatternError, SourceError
 from vpool.report import Report
 from vpool.shortage import Shortage
-from vpool.sizes import parse_count
+from vpool.sizes import MAPPED_GRANULE, parse_count
 
 __all__ = ["Figures", "ReplayResult", "measure", "pool_for", "run", "streams_of"]
 
-_GRANULE = 2 << 20  # that a virtual-memory source maps
 _SIMULATED: dict[str, Callable[..., sources.Source]] = {
     "simulated": sources.Simulated,
     # A device has whole granules, so what a pool takes at first fits although it is rounded up to them.
-    "simulated-vmm": lambda capacity: sources.SimulatedVmm(capacity + -capacity % _GRANULE),
+    "simulated-vmm": lambda capacity: sources.SimulatedVmm(capacity + -capacity % MAPPED_GRANULE),
 }
 # Events between two calls of the progress function.
 _CHUNK = 1 << 16

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from vpool.policy import Policy
-from vpool.sizes import MAX_SIZE
+from vpool.sizes import MAPPED_GRANULE, MAX_SIZE
 from vpool.sizing import block_lists, smallest_slab
 from vpool.strategies import GRANULE, Dynamic, Fixed, Hybrid, Strategy
 from vpool.trace import ALLOCATE
@@ -14,7 +14,6 @@ from vpool.trace import ALLOCATE
 __all__ = ["KNOBS", "Point", "Space", "search"]
 
 BATCH = 32  # policies at a time: a constant, so that the search is the same on any number of cores
-_LARGEST_UNIT = 2 << 20  # what sources take whole
 _SMALLEST_STEP = 4096
 _ROUNDINGS = (256, 512, 1024, 2048, 4096, 16384, 65536)
 _REMAINDERS = (256, 1024, 4096, 65536, 1 << 20, 4 << 20)
@@ -79,7 +78,7 @@ class Space:
         self.workload = workload
         self.capacity = workload.capacity
         self.peak = max(workload.peaks)
-        self.unit = max(GRANULE, min(_LARGEST_UNIT, 1 << max(0, self.peak.bit_length() - 12)))
+        self.unit = max(GRANULE, min(MAPPED_GRANULE, 1 << max(0, self.peak.bit_length() - 12)))
         requests = np.concatenate([trace.bytes[trace.op == ALLOCATE] for trace in workload.traces.values()])
         sizes = np.quantile(requests[requests > 0], _QUANTILES, method="higher")
         # A step below the common number of digits would only tell twins apart.

@@ -3,9 +3,10 @@
 import operator
 import re
 
-__all__ = ["MAX_SIZE", "format_bytes", "parse_count", "parse_size", "plural"]
+__all__ = ["MAPPED_GRANULE", "MAX_SIZE", "format_bytes", "parse_count", "parse_size", "plural"]
 
 MAX_SIZE = 2**63 - 1
+MAPPED_GRANULE = 2 << 20  # bytes, the smallest piece that a virtual-memory source maps
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGTP", start=1):

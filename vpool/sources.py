@@ -15,7 +15,7 @@ from vpool._storage.mapped_source import MappedSource
 from vpool._storage.simulated_driver import SimulatedDriver
 from vpool._storage.source import Source
 from vpool.errors import ForkedProcessError, SourceError
-from vpool.sizes import parse_size
+from vpool.sizes import MAPPED_GRANULE, parse_size
 
 __all__ = [
     "Cuda",
@@ -172,7 +172,7 @@ def _moves(handle, tight):
         raise TypeError(f"tight must be a boolean, not {type(tight).__name__}")
     if tight:
         return {
-            "handle_bytes": 2 << 20 if handle is None else parse_size(handle, "handle"),
+            "handle_bytes": MAPPED_GRANULE if handle is None else parse_size(handle, "handle"),
             "slack": 0.005,
         }
     return {} if handle is None else {"handle_bytes": parse_size(handle, "handle")}
