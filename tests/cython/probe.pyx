@@ -281,14 +281,42 @@ cdef class Probe:
 
 
 cdef class Records:
-    """Takes the records that a pool's arenas have not used yet away, and gives them back."""
+    """Takes the records that a pool's arenas have no use for away, and gives them back.
+
+    Those that were used before only with `spare`; until they are back the pool's invariants do not hold.
+    """
 
     cdef Pool pool
     cdef dict kept
+    cdef dict spare
 
     def __init__(self, Pool pool not None):
         self.pool = pool
         self.kept = {}
+        self.spare = {}
+
+    def take_spare(self):
+        cdef uint32_t slot
+        cdef Arena* arena
+        for slot in range(slot_count(self.pool.areas.state)):
+            arena = self.pool.areas.state.arenas[slot]
+            self.spare.setdefault(slot, []).append(arena.spare)
+            arena.spare = 0
+
+    def give_spare(self):
+        cdef uint32_t slot
+        cdef Arena* arena
+        cdef BlockId first, last
+        for slot, chains in self.spare.items():
+            arena = self.pool.areas.state.arenas[slot]
+            for first in chains:
+                last = first
+                while last and arena.blocks[last].next:
+                    last = arena.blocks[last].next
+                if last:
+                    arena.blocks[last].next = arena.spare
+                    arena.spare = first
+        self.spare.clear()
 
     def take(self, uint32_t left=0):
         cdef uint32_t slot

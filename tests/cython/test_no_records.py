@@ -21,6 +21,7 @@ PREFIXES = {
     "recorded once": (("allocate", 1, 0), ("record", 0, 1)),
     "recorded twice": (("allocate", 1, 0), ("record", 0, 1), ("record", 0, 2)),
     "lent, half live": (("allocate", 2, 0), ("free", 0, -1), ("allocate", 1, 1)),
+    "lent whole": (("allocate", 2, 0), ("free", 0, -1), ("allocate", 2, 1)),
     "pending": (("allocate", 1, 0), ("record", 0, 1), ("free", 0, -1), ("allocate", 1, 2)),
 }
 
@@ -28,9 +29,10 @@ PREFIXES = {
 class Recordless(Program):
     """A program in which records are gone from some point on."""
 
-    def __init__(self, probe, prefix, refused):
+    def __init__(self, probe, prefix, refused, spare=True):
         super().__init__(3, 2 * GRANULE, sizes=(1, 2))
         self.records = probe.Records(self.pool)
+        self.spare = spare
         self.refused_records = refused
         for choice in (*MET, *prefix):
             super().do(choice)
@@ -43,12 +45,18 @@ class Recordless(Program):
 
     def do(self, choice):
         self.records.take()
+        if not self.spare:
+            self.records.take_spare()
         try:
             super().do(choice)
         except MemoryError:
             assert choice[0] == "record"
             self.refused_records[0] += 1
-            self.checker.check()
+            self.check()
+
+    def check(self):
+        self.records.give_spare()
+        super().check()
 
     def finish(self, stuck=False):
         self.records.take()
@@ -56,10 +64,11 @@ class Recordless(Program):
         self.records.give_back()
 
 
+@pytest.mark.parametrize("spare", [True, False], ids=["spare ones", "none"])
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
-def test_every_short_program_without_records(probe, prefix):
+def test_every_short_program_without_records(probe, prefix, spare):
     refused = [0]
-    assert run_all(lambda: Recordless(probe, prefix, refused), 2 if prefix else 3) > 50
+    assert run_all(lambda: Recordless(probe, prefix, refused, spare), 2 if prefix else 3) > 50
     assert refused[0] > 0
 
 

@@ -78,7 +78,10 @@ class Program:
                 self.driver.create_stream(stream)
             else:
                 self.alive[i] = False
-        checker.check()
+        self.check()
+
+    def check(self):
+        self.checker.check()
 
     def finish(self, stuck=False):
         self.checker.finish(stuck or any(one[0] in ("destroy", "recycle") for one in self.done))
