@@ -2,7 +2,7 @@
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
 from vpool._base.bias cimport bias_init
-from vpool._base.lock cimport atomic_read, atomic_write, spin_lock, spin_unlock
+from vpool._base.lock cimport atomic_exchange, atomic_read, atomic_write, spin_lock, spin_try, spin_unlock
 from vpool._base.memory cimport lazy_release, lazy_reserve
 from vpool._base.types cimport (
     BLOCK_EDGE,
@@ -35,6 +35,9 @@ cdef enum:
     LEAST_RECORDS = 1 << 12
     FIRST_BUCKETS = 1 << 10
     MOST_DEPENDENCIES = 1 << 24
+    LENIENCE = 64                 # see Peaks
+    MEMORY = 64                   # looks after which threads that met are forgotten
+    MOST_LOOKS = 4                # one after another of one thread
 
 
 cdef Arena* arena_new(uint16_t slot, uint64_t minimum_remainder, uint64_t rounding) noexcept nogil:
@@ -104,6 +107,11 @@ cdef void _share_out(Peaks* peaks) noexcept nogil:
         atomic_write(peaks.requested_bytes, requested)
     allocated = (peaks.allocated_bytes - allocated) // peaks.count
     requested = (peaks.requested_bytes - requested) // peaks.count
+    if atomic_read(peaks.lenient) > 1:            # at 1 the ceilings are what they should be again
+        allocated += peaks.allocated_bytes // (LENIENCE * peaks.count)
+        requested += peaks.requested_bytes // (LENIENCE * peaks.count)
+    if atomic_read(peaks.lenient):
+        atomic_write(peaks.lenient, atomic_read(peaks.lenient) - 1)
     arena = peaks.first
     while arena != NULL:
         atomic_write(arena.allocated_ceiling, arena_allocated(arena) + allocated)
@@ -112,10 +120,33 @@ cdef void _share_out(Peaks* peaks) noexcept nogil:
 
 
 cdef void arena_raise_peaks(Arena* arena) noexcept nogil:
-    """The arena has passed a ceiling: see whether the pool has passed its peak."""
-    spin_lock(&arena.peaks.lock)
-    _share_out(arena.peaks)
-    spin_unlock(&arena.peaks.lock)
+    """The arena has passed a ceiling: see whether the pool has passed its peak.
+
+    Where another thread looks just now, it does so once more, and this one goes on.
+    """
+    cdef Peaks* peaks = arena.peaks
+    cdef int _i
+    if not spin_try(&peaks.lock):
+        atomic_write(peaks.lenient, MEMORY)
+        atomic_exchange(peaks.again, 1)
+        if not spin_try(&peaks.lock):
+            return
+    for _i in range(MOST_LOOKS):
+        if atomic_read(peaks.again):
+            atomic_exchange(peaks.again, 0)
+        _share_out(peaks)
+        spin_unlock(&peaks.lock)
+        if atomic_read(peaks.again) == 0 or not spin_try(&peaks.lock):
+            return
+    spin_unlock(&peaks.lock)
+
+
+cdef void peaks_look(Peaks* peaks) noexcept nogil:
+    """Look whether the pool has passed its peak, if an arena may have without a look.  Waits for no lock."""
+    if (atomic_read(peaks.lenient) or atomic_read(peaks.again)) and spin_try(&peaks.lock):
+        atomic_exchange(peaks.again, 0)
+        _share_out(peaks)
+        spin_unlock(&peaks.lock)
 
 
 cdef void peaks_begin(Peaks* peaks, uint64_t* allocated, uint64_t* requested) noexcept nogil:

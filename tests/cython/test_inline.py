@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tests.helpers.pools import GRANULE, KIB, MIB, assert_whole, simulated_pool
+from tests.helpers.pools import GIB, GRANULE, KIB, MIB, assert_whole, simulated_pool
 
 LARGEST = 2**63 // GRANULE  # granules
 ENTRIES = 100_000
@@ -263,6 +263,65 @@ class TestRemainders:
         arena.put(block)
         assert arena.remove_segment(edge, self.SEGMENT)
         assert arena.bitmaps_are_empty()
+
+
+class TestPeaks:
+    """The highest sums, where threads look for them at once."""
+
+    @pytest.mark.timeout(60)
+    def test_nobody_waits_for_who_adds_up(self, probe):
+        with simulated_pool() as pool:
+            pool.deallocate(pool.allocate(MIB))
+            ptr, noted = probe.allocate_while_peaks_are_looked_at(pool, 4 * MIB)
+            assert noted
+            pool.check()
+            assert pool.stats.peak_allocated_bytes == pool.inspect().peak_requested_bytes == 4 * MIB
+            pool.deallocate(ptr)
+            pool.check()
+
+    def test_a_note_is_seen_by_the_next_look(self, probe):
+        with simulated_pool() as pool:
+            pool.deallocate(pool.allocate(MIB))
+            held, _ = probe.allocate_while_peaks_are_looked_at(pool, 4 * MIB)
+            pool.deallocate(pool.allocate(2 * MIB))
+            pool.deallocate(held)
+            assert pool.stats.peak_allocated_bytes == 6 * MIB
+
+    def test_they_are_a_little_lenient_then_and_exact_again(self, probe):
+        with simulated_pool() as pool:
+            pool.deallocate(pool.allocate(16 * MIB))
+            held, _ = probe.allocate_while_peaks_are_looked_at(pool, 16 * MIB + KIB)
+            for _ in range(100):
+                before = pool.stats.peak_allocated_bytes
+                step = pool.allocate(KIB)
+                pool.deallocate(step)
+                peak = pool.stats.peak_allocated_bytes
+                assert 16 * MIB + 2 * KIB >= peak >= before
+                assert (16 * MIB + 2 * KIB - peak) * 64 <= peak
+            pool.deallocate(pool.allocate(2 * KIB))
+            assert pool.stats.peak_allocated_bytes == 16 * MIB + 3 * KIB
+            pool.deallocate(held)
+            pool.check()
+
+    def test_threads_with_streams_of_their_own(self, probe):
+        """They hold more and more, and the sum at the end, which is the highest, is found."""
+        with simulated_pool(GIB) as pool:
+            held = []
+
+            def work():
+                stream = 0x7000 + 16 * threading.get_ident() % 2**40
+                probe.compiled_calls(pool, 5000, 20_000)
+                held.extend(pool.allocate(64 * KIB, stream) for _ in range(100))
+                probe.compiled_calls(pool, 5000, 20_000)
+
+            in_threads(work, 4)
+            figures = pool.stats
+            assert figures.allocated_bytes == 400 * 64 * KIB
+            assert figures.allocated_bytes <= figures.peak_allocated_bytes <= figures.allocated_bytes + 4 * 5120
+            pool.check()
+            for ptr in held:
+                pool.deallocate(ptr)
+            assert_whole(pool)
 
 
 class TestCompiledCallers:

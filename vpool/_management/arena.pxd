@@ -29,12 +29,16 @@ cdef struct Peaks:
     # The highest sums over a pool's arenas.  Each arena may rise to its ceiling without asking: the
     # ceilings of all together never pass the peak, so that a sum above it is never missed, and an
     # arena looks at the others only near a new peak.  With threads at work each sum is one that was
-    # there within the moment of adding it up.
+    # there within the moment of adding it up.  Where threads look at once they share one look, and for
+    # a while all ceilings together pass the peak by a `LENIENCE`-th of it: or each block of a stream that
+    # is near its ceiling would read the counters of all others, which their threads write all the time.
     SpinLock lock                 # of every field, and of all ceilings; taken last, under an arena's lock
     uint64_t allocated_bytes
     uint64_t requested_bytes
     Arena* first
     uint32_t count
+    uint64_t lenient              # looks that leave more than there is, since threads met here
+    uint64_t again                # an arena passed its ceiling while somebody looked
 
 cdef struct Arena:
     # Guards every field below and every record of this arena's blocks; `_base/lock.pxd` has the rule.
@@ -122,6 +126,7 @@ cdef void arena_grow_index(Arena* arena) noexcept nogil
 cdef BlockId arena_take_listed(Arena* arena, BlockId block_id, uint64_t requested) noexcept nogil
 cdef void arena_put(Arena* arena, BlockId block_id) noexcept nogil
 cdef void arena_raise_peaks(Arena* arena) noexcept nogil
+cdef void peaks_look(Peaks* peaks) noexcept nogil
 cdef void peaks_begin(Peaks* peaks, uint64_t* allocated, uint64_t* requested) noexcept nogil
 cdef BlockId arena_add_segment(Arena* arena, uint64_t address, uint64_t nbytes) noexcept nogil
 cdef void arena_index_solid(Arena* arena, BlockId edge_id, uint64_t nbytes, uint64_t count) noexcept nogil
