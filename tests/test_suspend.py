@@ -317,6 +317,35 @@ class TestFrees:
             pool.trim()
             assert pool.inspect().blocks["state"].tolist() == ["unmapped"]
 
+    def test_holes_of_what_a_stream_has_back_from_another_are_whole(self):
+        """The default stream borrows a part of what it lent: no hole is left there that handles cannot fill."""
+        source = vpool.sources.SimulatedVmm(GIB)
+        one, other = source.driver.create_stream(), source.driver.create_stream()
+        with vpool.Pool(vpool.Dynamic(initial=0, limit="32MiB"), source) as pool:
+            lent = pool.allocate(MIB, one)
+            with vpool.tag("goes"):
+                back = pool.allocate(MIB)
+            pool.deallocate(lent)
+            pool.suspend(tag="goes")
+            pool.deallocate(back)
+            pool.resume()
+            pool.check()
+            pool.deallocate(pool.allocate(100_000, other))
+
+    def test_holes_of_loans_inside_what_a_stream_has_back_are_whole(self):
+        source = vpool.sources.SimulatedVmm(GIB)
+        one, other = source.driver.create_stream(), source.driver.create_stream()
+        pool = vpool.Pool(vpool.Dynamic(initial=0, limit="32MiB"), source)
+        blocks = [pool.allocate(100_000, stream) for stream in (one, 0, other)]
+        pool.suspend()
+        for ptr in blocks:
+            pool.deallocate(ptr)
+        pool.trim()
+        pool.check()
+        pool.deallocate(pool.allocate(MIB))
+        pool.close()
+        pool.check()
+
     def test_is_recorded(self):
         with pool_on(simulated()) as pool, pool.record() as recording:
             blocks = [pool.allocate(5 * MIB) for _ in range(3)]

@@ -58,7 +58,7 @@ cdef void _visit(Core core, Arena* arena, BlockId edge_id, visit_t visit, void* 
             arena = state.arenas[block.slot]
             arena.blocks[loan_id].nbytes = edge_id
             before = edge_id = loan_id
-        elif not visit(core, arena, block_id, context):
+        elif not visit(core, arena, edge_id, block_id, context):
             before = block_id
 
 
@@ -122,7 +122,7 @@ cdef bint _has_memory(Core core, Block* block) noexcept nogil:
     return True
 
 
-cdef bint _need(Core core, Arena* arena, BlockId block_id, void* context) noexcept nogil:
+cdef bint _need(Core core, Arena* arena, BlockId edge_id, BlockId block_id, void* context) noexcept nogil:
     """Note on the absences below a block that is somebody's that its memory is needed."""
     cdef Suspended* suspended = &core.state.suspended
     cdef Block* block = &arena.blocks[block_id]
@@ -185,7 +185,7 @@ cdef void _be_free(Arena* arena, BlockId block_id) noexcept nogil:
     arena.blocks[whole_id].stamp = stamp
 
 
-cdef bint _restore(Core core, Arena* arena, BlockId block_id, void* context) noexcept nogil:
+cdef bint _restore(Core core, Arena* arena, BlockId edge_id, BlockId block_id, void* context) noexcept nogil:
     """Make a suspended block what its memory says."""
     cdef Suspended* suspended = &core.state.suspended
     cdef Block* block = &arena.blocks[block_id]
@@ -210,10 +210,11 @@ cdef bint _restore(Core core, Arena* arena, BlockId block_id, void* context) noe
         block_id = _cut(arena, block_id, at - block.address)
     if becomes == BLOCK_FREE:
         _be_free(arena, block_id)
-    elif becomes == BLOCK_UNMAPPED and arena == core.state.arenas[0]:
+    elif becomes == BLOCK_UNMAPPED and arena == core.state.arenas[0] and edge_id == core.state.mapped.edge:
         holes_adopt(arena, block_id)
     else:
-        return at < end                           # holes are the default stream's: see `_send_home`
+        # Holes are the default stream's, and not what it has back from another one: see `_send_home`.
+        return at < end
     return True
 
 
@@ -234,10 +235,7 @@ cdef bint _send_home(Core core, Arena* arena) noexcept nogil:
                 free_alone(arena, block_id)       # nobody sees it so: all locks are held
                 lend_unadopt(arena, block.prev, &extent)
                 lend_home(&extent)
-                if extent.owner == core.state.arenas[0]:
-                    holes_adopt(extent.owner, extent.lent)
-                else:
-                    absences_make(&extent.owner.blocks[extent.lent])
+                absences_make(&extent.owner.blocks[extent.lent])   # a hole, or on its way, see `_restore`
                 return True
             block_id = block.next
         edge_id = arena.blocks[edge_id].list_prev
@@ -262,7 +260,8 @@ cdef bint absences_settle(Core core) noexcept nogil:
     cdef Absence* absence
     cdef uint32_t i, slot
     cdef uint32_t kept = 0
-    cdef bint done
+    cdef bint any_home = False
+    cdef bint done, came_home
     for i in range(suspended.count):
         suspended.absences[i].needed = False
     lock_all(state)
@@ -276,8 +275,12 @@ cdef bint absences_settle(Core core) noexcept nogil:
         absences_visit(core, _restore, NULL)
         slot = 0
         while slot < state.slots:
-            # What comes home to another borrower goes on from there.
-            slot = 0 if _send_home(core, state.arenas[slot]) else slot + 1
+            # What comes home to another borrower, the default stream among them, goes on from there.
+            came_home = _send_home(core, state.arenas[slot])
+            any_home = any_home or came_home
+            slot = 0 if came_home else slot + 1
+        if any_home:
+            absences_visit(core, _restore, NULL)
         for slot in range(state.slots):
             arena_raise_peaks(state.arenas[slot])
     unlock_all(state)

@@ -70,7 +70,7 @@ cdef struct Sought:
 
 # Which handles can go.
 
-cdef bint _classify(Core core, Arena* arena, BlockId block_id, void* context) noexcept nogil:
+cdef bint _classify(Core core, Arena* arena, BlockId edge_id, BlockId block_id, void* context) noexcept nogil:
     """Note on a block's handles what it is."""
     cdef Mapped* mapped = &core.state.mapped
     cdef Choice* choice = <Choice*> context
@@ -109,7 +109,7 @@ cdef uint64_t _end_of(Mapped* mapped, uint64_t address, uint64_t end, bint chose
     return min(address, end)
 
 
-cdef bint _mark(Core core, Arena* arena, BlockId block_id, void* context) noexcept nogil:
+cdef bint _mark(Core core, Arena* arena, BlockId edge_id, BlockId block_id, void* context) noexcept nogil:
     """Suspend a block of a chosen handle; of a free one the part that lies there."""
     cdef Mapped* mapped = &core.state.mapped
     cdef Suspended* suspended = &core.state.suspended
@@ -401,7 +401,7 @@ cdef int suspended_bring_back(Core core, uint64_t* nbytes) noexcept nogil:
 
 # Freeing meanwhile.
 
-cdef bint _seek(Core core, Arena* arena, BlockId block_id, void* context) noexcept nogil:
+cdef bint _seek(Core core, Arena* arena, BlockId edge_id, BlockId block_id, void* context) noexcept nogil:
     cdef Sought* sought = <Sought*> context
     cdef Block* block = &arena.blocks[block_id]
     if block.address == sought.address and block.state == BLOCK_SUSPENDED and block.stamp:

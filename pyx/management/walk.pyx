@@ -352,8 +352,9 @@ cdef bint _check_blocks(Arena* arena, BlockId edge_id, uint64_t address, uint64_
 
 
 cdef bint _check_extents(Arena* arena, Tally* tally, uint64_t* adopted, Broken* broken) noexcept nogil:
-    """Every extent is a loan of its owner's, and in itself as sound as a segment."""
+    """Every extent is a loan of its owner's, in itself as sound as a segment, and has no holes."""
     cdef BlockId edge_id = arena.adopted
+    cdef uint64_t holes = tally.holes
     cdef BlockId before = 0
     cdef Block* edge
     cdef Block* loan
@@ -366,6 +367,8 @@ cdef bint _check_extents(Arena* arena, Tally* tally, uint64_t* adopted, Broken* 
             and _expect(broken, loan.state == BLOCK_LENT and loan.address == edge.address, b"an extent is lent",
                         edge.address, loan.address, edge.address)
             and _check_blocks(arena, edge_id, edge.address, loan.nbytes, tally, broken)
+            and _expect(broken, tally.holes == holes, b"holes are where their segment's edge is", edge.address,
+                        tally.holes, holes)
         ):
             return False
         before = edge_id

@@ -7,8 +7,8 @@ from vpool._management.core cimport Core
 from vpool._management.mapped cimport Mapped
 from vpool._management.state cimport Absence
 
-# Whether the chain of blocks has changed there.
-ctypedef bint (*visit_t)(Core core, Arena* arena, BlockId block_id, void* context) noexcept nogil
+# Of a block in the chain behind an edge; whether the chain has changed there.
+ctypedef bint (*visit_t)(Core core, Arena* arena, BlockId edge_id, BlockId block_id, void* context) noexcept nogil
 
 cdef void absences_visit(Core core, visit_t visit, void* context) noexcept nogil
 cdef void absences_make(Block* block) noexcept nogil
