@@ -7,6 +7,7 @@ import pytest
 
 import vpool
 from tests.helpers.pools import GIB, KIB, MIB, unchanged
+from vpool._storage.fake_cuda import FakeCudaDriver
 
 SIMULATED = {"simulated": vpool.sources.Simulated, "simulated-vmm": vpool.sources.SimulatedVmm}
 EACH = pytest.mark.parametrize("source", SIMULATED.values(), ids=SIMULATED)
@@ -104,6 +105,23 @@ class TestGrows:
             pool.check()
             assert pool.leaks().blocks == 0
 
+    def test_guards_are_beside_what_is_reserved(self):
+        with vpool.Pool(vpool.Dynamic(initial=0), source="host", debug="guard=4096") as pool:
+            pool.reserve(4 * MIB)
+            before = calls(pool)
+            pool.deallocate(pool.allocate(4 * MIB))
+            assert calls(pool) == before
+
+    @pytest.mark.parametrize("strategy", [vpool.Dynamic(initial=0, limit="64MiB"), vpool.Fixed("64MiB")])
+    def test_what_waits_in_quarantine_counts(self, strategy):
+        with vpool.Pool(strategy, source="simulated", debug="quarantine=64MiB") as pool:
+            pool.reserve("64MiB")
+            for ptr in [pool.allocate(64 * KIB) for _ in range(1024)]:
+                pool.deallocate(ptr)
+            assert pool.stats.pending_bytes > 0
+            pool.reserve("64MiB")
+            pool.check()
+
     def test_the_device_is_left_with_nothing_idle_in_the_way(self):
         """Idle segments that are too small go back where there is no room beside them."""
         with vpool.Pool(vpool.Dynamic(initial=0, limit="10MiB"), source="simulated") as pool:
@@ -146,6 +164,24 @@ class TestNeverGrows:
             pool.deallocate(ptr)
             pool.reserve("8MiB")
 
+    @pytest.mark.parametrize("block", [None, "1MiB"])
+    @pytest.mark.parametrize("on_pressure", ["wait", "raise"])
+    def test_what_is_pending_counts_once_it_is_complete(self, block, on_pressure):
+        source = vpool.sources.Simulated(GIB)
+        stream = source.driver.create_stream()
+        with vpool.Pool(vpool.Fixed("8MiB", block=block), source, on_pressure=on_pressure) as pool:
+            ptr = pool.allocate(MIB)
+            pool.record_stream(ptr, stream)
+            source.driver.queue_work(stream)
+            pool.deallocate(ptr)
+            if on_pressure == "wait":
+                pool.reserve("8MiB")
+                return
+            with pytest.raises(vpool.OutOfMemoryError):
+                pool.reserve("8MiB")
+            source.driver.complete()
+            pool.reserve("8MiB")
+
     def test_one_that_serves_the_rest_directly_grows(self):
         strategy = vpool.Fixed("8MiB", block="1MiB", oversize="direct", limit="64MiB")
         with vpool.Pool(strategy, source="simulated") as pool:
@@ -182,6 +218,24 @@ class TestRefused:
                 pool.reserve("40MiB")
             pool.reserve("32MiB")
             pool.deallocate(ptr)
+
+    @pytest.mark.parametrize("strategy", [vpool.Dynamic(initial="4MiB", limit="4MiB"), vpool.Fixed("4MiB")])
+    def test_a_wait_that_fails_is_the_error(self, strategy):
+        """Not a want of memory, which freeing something would help."""
+        driver = FakeCudaDriver(64 * MIB)
+        pool = vpool.Pool(strategy, vpool.sources.Source(driver, "cuda", 0))
+        dying = driver.create_stream()
+        ptr = pool.allocate(4 * MIB)
+        pool.record_stream(ptr, dying)
+        pool.deallocate(ptr)
+        driver.destroy_stream(dying)
+        driver.fail("synchronize", 700, times=100)
+        with pytest.raises(vpool.SourceError, match="cudaErrorIllegalAddress"):
+            pool.reserve(4 * MIB)
+        assert pool.stats.ooms == 0
+        driver.fail("synchronize", times=0)
+        pool.reserve(4 * MIB)
+        pool.close()
 
     @pytest.mark.parametrize(
         ("nbytes", "error"),

@@ -10,6 +10,7 @@ from vpool._interface.gauge cimport Gauge
 from vpool._interface.lender cimport Lender
 from vpool._interface.recorder cimport Recorder
 from vpool._interface.snapshot cimport read_core_share, read_crossings, read_ladder, read_limit, read_stats
+from vpool._management.core cimport request_broken
 from vpool._management.journal cimport journal_limit, journal_reset_peaks
 from vpool._management.state cimport Request
 from vpool._management.walk cimport Broken
@@ -307,12 +308,18 @@ cdef class Upkeep(Lender):
         cdef Request request
         cdef bint found
         cdef uint64_t wanted = parse_size(nbytes, "nbytes")
+        cdef uint64_t guards = 2 * self.front     # of one block of so many bytes
         self.must_be_open()
         self.streams.settle()
         if wanted == 0:
             return
         with nogil:
-            found = self.areas.reserve(wanted, &request)
+            found = self.areas.reserve(wanted, guards, &request)
+        if not found and self.debugger is not None and not request_broken(&request):
+            self.debugger.release_all()           # what waits in quarantine serves before anything fails
+            self.must_be_open()
+            with nogil:
+                found = self.areas.reserve(wanted, guards, &request)
         if not found:
             self.core.count_failure(request.status)
             raise failure(self.areas, self.name, &request, "reserve")

@@ -502,23 +502,43 @@ cdef class Areas:
             self.after_free()
         return STATUS_OK if status == STATUS_OUT_OF_MEMORY else status
 
-    cdef bint reserve(self, uint64_t nbytes, Request* request) noexcept nogil:
+    cdef bint reserve(self, uint64_t nbytes, uint64_t guards, Request* request) noexcept nogil:
         """Have so much in one free block, beside a fixed core; False with the reasons in the request.
 
         A pool that never grows has it where so many bytes of its core are free.
         """
         cdef CoreState* fixed = self.fixed_state
         cdef bint found
+        cdef int status
         request_init(self, request, self.state.arenas[0], nbytes, GRANULE)
+        request.guards = guards
+        request.nbytes = round_up(nbytes + guards, request.arena.rounding)
         if not self.grows:
-            return nbytes <= atomic_read(fixed.reserved) - min(atomic_read(fixed.reserved), core_live_bytes(fixed))
+            self.fixed.coalesce()                 # what is pending and ready counts
+            found = _has_free(fixed, nbytes)
+            if not found and self.fixed.may_wait:
+                request.tried |= <uint32_t> 1 << <int> RUNG_WAIT
+                status = self.fixed.drain()
+                found = _has_free(fixed, nbytes)
+                if not found and not order_waited(status):
+                    request.status = status
+            return found
         found = ladder_reserve(self.core, request)
         if not found and self.core.may_wait and not request_broken(request):
             request.tried |= <uint32_t> 1 << <int> RUNG_WAIT
-            found = order_waited(self.core.drain()) and ladder_reserve(self.core, request)
+            status = self.core.drain()
+            found = ladder_reserve(self.core, request)
+            if not found and not order_waited(status):
+                request.status = status
         if self.state.word & STATE_CLOSED:        # meanwhile
             self.after_free()
         return found
+
+
+cdef bint _has_free(CoreState* fixed, uint64_t nbytes) noexcept nogil:
+    """Whether so many bytes of a core are neither live nor pending."""
+    cdef uint64_t reserved = atomic_read(fixed.reserved)
+    return nbytes <= reserved - min(reserved, core_live_bytes(fixed))
 
 
 cdef uint64_t live_blocks(CoreState* state) noexcept nogil:

@@ -70,7 +70,7 @@ cdef class Areas:
     cdef void check(self, Broken* broken) noexcept nogil
     cdef bint set_limit(self, uint64_t nbytes) noexcept nogil
     cdef int maintain(self) noexcept nogil
-    cdef bint reserve(self, uint64_t nbytes, Request* request) noexcept nogil
+    cdef bint reserve(self, uint64_t nbytes, uint64_t guards, Request* request) noexcept nogil
     cdef void after_free(self) noexcept nogil
     cdef void look_at_idle(self) noexcept nogil
     cdef bint may_have_idle(self) noexcept nogil
