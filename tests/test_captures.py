@@ -56,6 +56,18 @@ def disjoint(blocks, others):
 # Memory.
 
 
+def test_what_is_kept_for_a_graph_is_not_reserved():
+    pool, driver = fake_pool(strategy=vpool.Fixed(8 * MIB))
+    with Graph(driver) as graph:
+        pool.deallocate(pool.allocate(5 * MIB, stream=graph.stream))
+    pool.reserve(3 * MIB)
+    with pytest.raises(vpool.OutOfMemoryError):
+        pool.reserve(4 * MIB)
+    pool.release_capture(graph.id)
+    pool.reserve(8 * MIB)
+    pool.deallocate(pool.allocate(8 * MIB))
+
+
 def test_a_graph_keeps_what_it_was_captured_with():
     pool, driver = fake_pool()
     with Graph(driver) as graph:

@@ -86,6 +86,16 @@ for number in range(4):
     leaving = threading.Thread(target=leave); leaving.start(); leaving.join()
 time.sleep(0.01 * (NUMBER % 5))
 """,
+    "threads that look": """
+import threading, time
+pool = vpool.Pool(vpool.Dynamic(initial=0), 'host')
+full = make(); held = [full.allocate(1000, stream) for stream in (0, 3)]
+def look(call):
+    while True: call()
+for call in (pool.trim, pool.trim, pool.trim, full.snapshot):
+    threading.Thread(target=look, args=(call,), daemon=True).start()
+time.sleep(0.02 + 0.01 * (NUMBER % 5))
+""",
     "functions of atexit": """
 import atexit
 def use():

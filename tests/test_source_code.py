@@ -19,7 +19,15 @@ MOST_LINES = 600
 
 # The layers, lowest first.  A name stands for the module, or the package with all that is in it.
 LAYERS = {
-    "base": ("vpool._base", "vpool.errors", "vpool.files", "vpool.sizes", "vpool.tables", "vpool.version"),
+    "base": (
+        "vpool._base",
+        "vpool.arrays",
+        "vpool.errors",
+        "vpool.files",
+        "vpool.sizes",
+        "vpool.tables",
+        "vpool.version",
+    ),
     # Plain figures and rules in Python, which know neither pools nor sources.
     "records": (
         *("vpool.formats", "vpool.report", "vpool.stats", "vpool.strategies", "vpool.streams", "vpool.trace"),
@@ -119,6 +127,20 @@ def test_ruff_finds_nothing():
 
 def test_ruff_would_change_nothing():
     run("-m", "ruff", "format", "--check", "--no-cache", ".")
+
+
+def test_no_hash_table_of_numpys_is_made():
+    """See `vpool.arrays`."""
+    calls = re.compile(r"np\.(isin|intersect1d|setdiff1d|union1d|unique)\(((?!return_).)*$")
+    found = [
+        (path.name, line)
+        for folder in ("vpool", "pyx")
+        for path in (ROOT / folder).rglob("*.py*")
+        if path.name != "arrays.py" and path.suffix in (".py", ".pyx")
+        for line in path.read_text().splitlines()
+        if calls.search(line)
+    ]
+    assert found == []
 
 
 def test_cython_lint_finds_nothing():

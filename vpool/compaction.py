@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vpool.arrays import among
+
 __all__ = ["FIXED", "FREE", "LIVE", "BlockMap", "Move", "areas_of", "moves_of"]
 
 # What a range is: free; a live block, which its owner may move; what stays where it is.
@@ -60,7 +62,7 @@ class BlockMap:
 
     def bytes_of(self, segments):
         """Bytes of some segments together."""
-        return int(self.nbytes[np.isin(self.segment, segments)].sum())
+        return int(self.nbytes[among(self.segment, segments)].sum())
 
     def after(self, moves):
         """The map when moves are done."""
@@ -280,7 +282,7 @@ def moves_of(blocks, movable):
         In their order, none where they gain nothing.
     """
     blocks = blocks.copy()
-    blocks["state"][(blocks["state"] == "live") & ~np.isin(blocks["address"], list(movable))] = "pending"
+    blocks["state"][(blocks["state"] == "live") & ~among(blocks["address"], list(movable))] = "pending"
     one = _map_of(blocks, np.arange(len(blocks)))
     found = one.most_joined(one.largest_free + 1) if one.largest_free else None
     return [] if found is None else found[1]

@@ -14,6 +14,7 @@ import numpy as np
 
 from vpool._interface.ledger import Ledger, NotLive
 from vpool._interface.tags import tag
+from vpool.arrays import among, distinct
 from vpool.errors import DoubleFreeError, ForeignPointerError, GuardError
 from vpool.leaks import UNKNOWN_SITE, Leaks
 from vpool.sites import NOT_SAMPLED, Sites
@@ -297,10 +298,10 @@ class Debugger(Ledger):
     def records(self, figures, blocks, segments):
         """A copy of the pool's records, with what waits in quarantine as pending."""
         waiting = [block.base for block in list(self.waiting.values())]
-        held = np.isin(blocks["address"], np.array(waiting, np.uint64)) & (blocks["state"] == "live")
+        held = among(blocks["address"], np.array(waiting, np.uint64)) & (blocks["state"] == "live")
         blocks["state"][held] = "pending"
         blocks["requested"][held] = 0
-        for stream in np.unique(blocks["stream"][held]).tolist():
+        for stream in distinct(blocks["stream"][held]).tolist():
             mine = blocks["nbytes"][held & (blocks["stream"] == stream)]
             row = {"stream": stream, "waits_for": None, "blocks": len(mine), "pending_bytes": int(mine.sum())}
             figures["pending"].append({**row, "reason": "in quarantine"})

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vpool.arrays import distinct
 from vpool.compaction import FREE, Move, areas_of
 from vpool.separators import separators_of, walls_of
 from vpool.sizes import format_bytes, parse_size, plural
@@ -107,7 +108,7 @@ class Defrag:
         self.free_bytes = sum(one.free_bytes for one in maps)
         self.free_ranges = sum(int(np.count_nonzero(one.kind == FREE)) for one in maps)
         self.largest_free_bytes = max(one.largest_free for one in maps)
-        self.segments = sum(len(np.unique(one.segment[one.kind == FREE])) for one in maps)
+        self.segments = sum(len(distinct(one.segment[one.kind == FREE])) for one in maps)
         self.walls = sorted((wall for one in maps for wall in walls_of(one)), key=lambda w: (-w.before - w.after, w))
         self.separators = []
         known = _keys(snapshot)
@@ -322,7 +323,7 @@ def _holders(one, moves, kind, keys, name_of):
     values, index = np.unique(keys[one.row[rows]], return_inverse=True)
     segments, nbytes = np.unique(one.segment, return_inverse=True)
     nbytes = np.bincount(nbytes, one.nbytes)
-    pairs = np.unique(index * len(segments) + np.searchsorted(segments, one.segment[rows]))
+    pairs = distinct(index * len(segments) + np.searchsorted(segments, one.segment[rows]))
     holds = pairs // len(segments)
     columns = (
         np.bincount(index),

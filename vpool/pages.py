@@ -10,6 +10,7 @@ from importlib.resources import files
 
 import numpy as np
 
+from vpool.arrays import distinct
 from vpool.packing import Packed
 from vpool.trace import ALLOCATE
 from vpool.version import __version__
@@ -230,7 +231,7 @@ def _largest_free(births, deaths, offsets, sizes, moved, moved_offsets, clock, u
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     even = np.linspace(0, events - 1, _SAMPLES).astype(np.int64)
     timely = np.searchsorted(clock, np.linspace(clock[0], clock[-1], _SAMPLES // 2), side="right") - 1
-    at = np.unique(np.concatenate((even, timely)))
+    at = distinct(np.concatenate((even, timely)))
     order = np.argsort(offsets, kind="stable")
     order = order[sizes[order] > 0]
     birth, death = births[order], deaths[order]

@@ -5,6 +5,7 @@ import operator
 
 import numpy as np
 
+from vpool.arrays import among
 from vpool.details import Details, Runs, SegmentEvents
 from vpool.sites import Sites
 from vpool.sizes import plural
@@ -112,7 +113,7 @@ def _arrays(first, events, blocks, slots, held, pieces, spans, began, name):
         notes.append(f"{plural(again, 'free')} of what another thread had freed already {is_left_out}")
     # What was live before: frees without an allocation, and what is live and was never allocated here.
     old = pairs[before]
-    there = np.isin(blocks["state"], ("live", "suspended")) & ~_touches(blocks, pairs, late)
+    there = among(blocks["state"], ("live", "suspended")) & ~_touches(blocks, pairs, late)
     live = blocks[there]
     initial = np.zeros(len(old) + len(live), EVENT_DTYPE)
     initial[: len(old)] = old
@@ -146,10 +147,10 @@ def _trace_of(rows, place, initial, events, held, mapped, began, notes):
 
     def before(kinds):
         """The event of the trace before which those of some kinds came."""
-        return initial + np.searchsorted(place, np.flatnonzero(np.isin(events["kind"], kinds)))
+        return initial + np.searchsorted(place, np.flatnonzero(among(events["kind"], kinds)))
 
     def changes(there, came, went):
-        moved = events[np.isin(events["kind"], (came, went))]
+        moved = events[among(events["kind"], (came, went))]
         signed = np.where(moved["kind"] == came, 1, -1) * moved["requested"].astype(np.int64)  # with what lies beside
         return _changes(there, before((came, went)), moved["address"], signed)
 
@@ -269,6 +270,6 @@ def live_origins(events, blocks):
     order = births[np.argsort(events["address"][births], kind="stable")]
     addresses = events["address"][order]
     last = np.searchsorted(addresses, blocks["address"], side="right") - 1
-    found = (last >= 0) & np.isin(blocks["state"], ("live", "suspended"))
+    found = (last >= 0) & among(blocks["state"], ("live", "suspended"))
     found &= addresses[np.maximum(last, 0)] == blocks["address"] if len(order) else False
     return np.where(found, order[np.maximum(last, 0)] if len(order) else -1, -1)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from vpool.advice import advice
+from vpool.arrays import among, distinct
 from vpool.plots import draw
 from vpool.rendering import as_html, as_text
 from vpool.sizes import MAPPED_GRANULE, format_bytes, parse_size
@@ -219,7 +220,7 @@ class Report:
     @property
     def streams(self):
         rows = []
-        for stream in np.unique(self.blocks["stream"]):
+        for stream in distinct(self.blocks["stream"]):
             mine = self.blocks[self.blocks["stream"] == stream]
             row = {"stream": int(stream), "live_blocks": int(np.count_nonzero(mine["state"] == "live"))}
             for state in ("live", "free", "pending"):
@@ -234,7 +235,7 @@ class Report:
     def tag_rows(self):
         """Pairs of a tag's number in `blocks` and its row in `tags`."""
         known = self._figures["tags"]
-        for number in sorted({*np.unique(self._live["tag"]).tolist(), *known}):
+        for number in sorted({*distinct(self._live["tag"]).tolist(), *known}):
             mine = self._live[self._live["tag"] == number]
             told = known.get(number, {"tag": None, "peak_bytes": None, "limit_bytes": None})
             yield (
@@ -302,7 +303,7 @@ class Report:
         stream_handle(stream)
         first, in_core = (0, 0) if self.core is None else (1, self._largest_in_core())
         blocks = self.blocks[self.blocks["segment"] >= first]
-        taken = np.isin(blocks["state"], ("live", "unmapped", "suspended"))
+        taken = among(blocks["state"], ("live", "unmapped", "suspended"))
         taken |= self.captured[self.blocks["segment"] >= first]
         longest = _longest_run(blocks, taken)
         # Segments that have blocks, none of them somebody's.

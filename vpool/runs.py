@@ -10,6 +10,7 @@ import numpy as np
 from vpool import sources
 from vpool._interface.pool import Pool
 from vpool._interface.replay import Replayer
+from vpool.arrays import distinct
 from vpool.errors import PatternError, SourceError
 from vpool.report import Report
 from vpool.shortage import Shortage
@@ -172,7 +173,7 @@ def streams_of(driver, trace):
     """A stream for each of the trace's by its index: 0 is the default stream, the others are new."""
     made = {}
     with contextlib.ExitStack() as stack:  # goes on where one cannot be destroyed
-        for index in np.unique(trace.stream):
+        for index in distinct(trace.stream):
             made[int(index)] = driver.create_stream() if index else 0
             if index:
                 stack.callback(driver.destroy_stream, made[int(index)])

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from vpool.arrays import distinct
 from vpool.policy import Policy
 from vpool.sizes import MAPPED_GRANULE, MAX_SIZE
 from vpool.sizing import block_lists, smallest_slab
@@ -82,7 +83,7 @@ class Space:
         requests = np.concatenate([trace.bytes[trace.op == ALLOCATE] for trace in workload.traces.values()])
         sizes = np.quantile(requests[requests > 0], _QUANTILES, method="higher")
         # A step below the common number of digits would only tell twins apart.
-        self.cuts = np.unique(sizes[sizes < requests.max()]).astype(np.int64).tolist()
+        self.cuts = distinct(sizes[sizes < requests.max()]).astype(np.int64).tolist()
 
     def size(self, share):
         """A share of the peak in whole units."""

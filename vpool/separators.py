@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from vpool.arrays import distinct
 from vpool.compaction import FREE, LIVE
 
 __all__ = ["Separator", "Wall", "separators_of", "walls_of"]
@@ -98,7 +99,7 @@ def separators_of(maps, kind, keys, name_of, most=None):
         rows, wall = _live_of_walls(one, begin, end)
         values, index = np.unique(keys[one.row[rows]], return_inverse=True)
         # Pairs of a value and a free range beside a wall that has it, each once.
-        pairs = np.unique(np.concatenate([index * len(one) + one_side for one_side in (begin[wall] - 1, end[wall])]))
+        pairs = distinct(np.concatenate([index * len(one) + one_side for one_side in (begin[wall] - 1, end[wall])]))
         columns = (
             np.bincount(index, minlength=len(values)),
             np.bincount(index, one.nbytes[rows], len(values)),

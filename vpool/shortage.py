@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vpool.arrays import among, distinct
 from vpool.compaction import FREE, areas_of
 from vpool.separators import separators_of
 from vpool.sizes import MAX_SIZE, format_bytes, plural
@@ -261,7 +262,7 @@ class Shortage:
             need -= row["nbytes"] - stays[number]
         if need > 0 or not chosen:
             return None
-        blocks = report.blocks[self._live & np.isin(report.blocks["segment"], chosen)]
+        blocks = report.blocks[self._live & among(report.blocks["segment"], chosen)]
         return blocks, int(blocks["nbytes"].sum(dtype=np.uint64))
 
     def __str__(self):
@@ -286,7 +287,7 @@ class Shortage:
         if self._maps is None:
             return []
         ranges = sum(int((one.kind == FREE).sum()) for one in self._maps)
-        segments = sum(len(np.unique(one.segment[one.kind == FREE])) for one in self._maps)
+        segments = sum(len(distinct(one.segment[one.kind == FREE])) for one in self._maps)
         lines = [
             f"Free memory of {format_bytes(self._report.free_bytes)} is in {ranges:,} ranges of {segments:,} segment"
             f"{'' if segments == 1 else 's'}{'; between them are:' if separators else '.'}"

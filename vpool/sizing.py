@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from vpool.arrays import distinct
 from vpool.errors import OutOfMemoryError
 from vpool.policy import Policy
 from vpool.runs import run
@@ -145,7 +146,7 @@ def _sizes(trace):
 def _cuts(requests, coverage):
     """Sizes that, as the largest common one, leave different shares of the requests in the core."""
     shares = np.linspace(coverage, 1, _CUTS, endpoint=False)
-    cuts = np.unique(np.quantile(requests, shares, method="higher"))
+    cuts = distinct(np.quantile(requests, shares, method="higher"))
     return cuts[cuts < requests[-1]]
 
 
@@ -160,7 +161,7 @@ def _part(trace, chosen):
 def _equal_blocks(trace, sizes, requests, coverage):
     """Bytes, kinds and largest size of a core of equal blocks, each as many as were ever live; None for too many."""
     rounded = -(-sizes.astype(np.int64) // GRANULE) * GRANULE
-    kinds = np.unique(rounded[sizes > 0])
+    kinds = distinct(rounded[sizes > 0])
     if len(kinds) > _MOST_SIZES:
         return None
     change = np.where(trace.op == 0, 1, -1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vpool.arrays import among
 from vpool.details import packed_names, unpacked_names
 from vpool.errors import FormatError
 from vpool.files import whole_file
@@ -154,7 +155,7 @@ class Snapshot:
         names = [figures["name"], *(row["tag"] for row in figures["tags"].values())]
         if not all(isinstance(name, str) for name in names):
             raise FormatError("a pool or a tag has a name that is none")
-        if not (np.isin(blocks["state"], _STATES).all() and (blocks["age_us"] >= -1).all()):
+        if not (among(blocks["state"], _STATES).all() and (blocks["age_us"] >= -1).all()):
             raise FormatError("a block has a state or an age that is none")
         snapshot = cls(figures, blocks, segments, sites, float(loaded["taken"]))
         report = snapshot.report
@@ -195,8 +196,8 @@ class SnapshotDiff:
         self.before, self.after = before, after
         old, new = (one.blocks[one.blocks["state"] == "live"] for one in (before, after))
         old_key, new_key = _identity(old), _identity(new)
-        self.came = new[~np.isin(new_key, old_key)]
-        self.went = old[~np.isin(old_key, new_key)]
+        self.came = new[~among(new_key, old_key)]
+        self.went = old[~among(old_key, new_key)]
         self.stayed = len(new) - len(self.came)
         self.by_tag = _grown(old, new, "tag", before.tag_name, after.tag_name)
         self.by_size = _grown(old, new, "requested", int, int)

@@ -118,7 +118,8 @@ class Trace:
         frees = np.flatnonzero(self.op == FREE)
         born, first = np.unique(self.id[allocates], return_index=True)
         again = np.ones(len(self), bool)
-        again[allocates] = np.isin(np.arange(len(allocates)), first)
+        again[allocates] = False
+        again[allocates[first]] = True
         _expect(again, "an id that was allocated before")
         place = np.searchsorted(born, self.id[frees])
         known = place < len(born)
@@ -130,7 +131,8 @@ class Trace:
         sound[frees] = birth < frees
         _expect(sound, "a free before its allocation")
         _, last = np.unique(self.id[frees], return_index=True)
-        sound[frees] = np.isin(np.arange(len(frees)), last)
+        sound[frees] = False
+        sound[frees[last]] = True
         _expect(sound, "an id that was freed before")
         sound[frees] = self.bytes[frees] == self.bytes[birth]
         _expect(sound, "a free whose bytes are not its allocation's")

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from vpool.arrays import among
 from vpool.sizes import parse_size
 
 __all__ = ["Suspended", "Trimmed", "checked_budget", "checked_marks", "why_kept", "why_suspended"]
@@ -83,7 +84,7 @@ def why_kept(report, keep, late):
     def sums(part):
         return np.bincount(number[part], report.blocks["nbytes"][part].astype(float), count).astype(np.int64)
 
-    mapped = sums(~np.isin(states, ("unmapped", "suspended")))
+    mapped = sums(~among(states, ("unmapped", "suspended")))
     live, pending = sums(states == "live") > 0, sums(states == "pending") > 0
     core = np.zeros(count, bool)
     core[:1] = report.core is not None

@@ -48,11 +48,11 @@ cdef str _span(Range span):
     return f"{span.nbytes:,} bytes from {span.address:#x} to {span.address + span.nbytes:#x}"
 
 
-cdef _at_the_end(str name, Request* request):
+cdef _at_the_end(str name, Request* request, str verb="lend"):
     """The exception for a request that failed when NumPy, which a report is made with, may be half gone."""
     return OutOfMemoryError(
-        f"pool {name!r} cannot lend {request.requested:,} bytes ({format_bytes(request.requested)}), at the end of the"
-        " interpreter", request.requested)
+        f"pool {name!r} cannot {verb} {request.requested:,} bytes ({format_bytes(request.requested)}), at the end of"
+        " the interpreter", request.requested)
 
 
 cdef failure(Areas areas, str name, Request* request, str verb="lend"):
@@ -67,7 +67,7 @@ cdef failure(Areas areas, str name, Request* request, str verb="lend"):
             )
         return source_error(areas.core, request.status, what)
     if is_finalizing():
-        return _at_the_end(name, request)
+        return _at_the_end(name, request, verb)
     report = Report(*copy_records(areas, name))
     if not whole:
         reason = "its strategy takes nothing after construction"

@@ -14,6 +14,7 @@ from vpool._management.walk cimport WAITS_FOR_NOTHING, BlockCopy, SegmentCopy, T
 
 from vpool._interface.tags import name_of
 from vpool._management.ladder import RUNG_NAMES
+from vpool.arrays import among
 from vpool.errors import SourceError
 from vpool.report import BLOCK_DTYPE, SEGMENT_DTYPE
 from vpool.stats import PoolStats
@@ -150,7 +151,7 @@ cdef list _captured_rows(Core core, copies):
         captured[slot] = atomic_read(core.state.arenas[slot].captured) != 0
     if not captured.any():
         return []
-    given_back = np.isin(copies["state"], (BLOCK_FREE, BLOCK_PENDING))
+    given_back = among(copies["state"], (BLOCK_FREE, BLOCK_PENDING))
     waits = (copies["state"] == BLOCK_PENDING) & captured[copies["waits_for"]]
     return np.flatnonzero(given_back & (captured[copies["slot"]] | waits)).tolist()
 

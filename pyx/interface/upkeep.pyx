@@ -1,4 +1,6 @@
 """What a pool tells about itself, and what it does to stay in shape."""
+import logging
+
 cimport cython
 from libc.stdint cimport uint64_t
 
@@ -24,6 +26,8 @@ from vpool.sizes import parse_size
 from vpool.snapshot import Snapshot
 from vpool.stats import MemoryInfo
 from vpool.trimming import Trimmed, checked_budget, why_kept
+
+logger = logging.getLogger("vpool")
 
 
 @cython.no_gc_clear   # the collector must not drop `core` while `__dealloc__` of a buffer may need it
@@ -322,7 +326,9 @@ cdef class Upkeep(Lender):
                 found = self.areas.reserve(wanted, guards, &request)
         if not found:
             self.core.count_failure(request.status)
-            raise failure(self.areas, self.name, &request, "reserve")
+            error = failure(self.areas, self.name, &request, "reserve")
+            logger.info("%s", error.args[0])
+            raise error
 
     def trim(self, keep=0, budget=None):
         """Give memory that is wholly free, and that no work can touch any more, back to the source.

@@ -8,7 +8,7 @@ from vpool._base.turn cimport turn_give, turn_is_mine, turn_is_taken, turn_take
 from vpool._base.memory cimport lazy_release
 from vpool._base.types cimport GRANULE, BlockId, round_up
 from vpool._management.adapt cimport adapt_look
-from vpool._management.arena cimport NEVER_CUT, Arena
+from vpool._management.arena cimport NEVER_CUT, Arena, arena_free_bytes
 from vpool._management.core cimport Core, PeakFigures, core_deallocate, core_live_bytes, request_broken
 from vpool._management.cross cimport cross_free, cross_use
 from vpool._management.idle cimport idle_look, idle_trim
@@ -536,9 +536,14 @@ cdef class Areas:
 
 
 cdef bint _has_free(CoreState* fixed, uint64_t nbytes) noexcept nogil:
-    """Whether so many bytes of a core are neither live nor pending."""
+    """Whether so many bytes of a core are neither live, pending nor kept for a capture."""
     cdef uint64_t reserved = atomic_read(fixed.reserved)
-    return nbytes <= reserved - min(reserved, core_live_bytes(fixed))
+    cdef uint64_t taken = core_live_bytes(fixed)
+    cdef uint32_t slot
+    for slot in range(slot_count(fixed)):
+        if atomic_read(fixed.arenas[slot].captured):
+            taken += arena_free_bytes(fixed.arenas[slot])
+    return nbytes <= reserved - min(reserved, taken)
 
 
 cdef uint64_t live_blocks(CoreState* state) noexcept nogil:

@@ -1,7 +1,7 @@
 """What an arena does rarely: it is made, its index grows, segments come and go, alignment is found."""
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
-from vpool._base.bias cimport bias_init
+from vpool._base.bias cimport bias_drop, bias_init, bias_take
 from vpool._base.lock cimport atomic_exchange, atomic_read, atomic_write, spin_lock, spin_try, spin_unlock
 from vpool._base.memory cimport lazy_release, lazy_reserve
 from vpool._base.types cimport (
@@ -406,6 +406,21 @@ cdef BlockId arena_take_listed(Arena* arena, BlockId block_id, uint64_t requeste
 cdef void arena_put(Arena* arena, BlockId block_id) noexcept nogil:
     """`hit_put`, out of the way of what is quick."""
     hit_put(arena, block_id)
+
+
+cdef uint64_t arena_free_bytes(Arena* arena) noexcept nogil:
+    """Bytes of all that is in the arena's lists.  Takes the arena's lock.  O(free blocks)."""
+    cdef uint32_t number
+    cdef BlockId block_id
+    cdef uint64_t total = 0
+    bias_take(&arena.lock)
+    for number in range(<uint32_t> (ROWS * CLASSES_PER_ROW)):
+        block_id = arena.heads[number]
+        while block_id:
+            total += arena.blocks[block_id].nbytes
+            block_id = arena.blocks[block_id].list_next
+    bias_drop(&arena.lock)
+    return total
 
 
 cdef BlockId arena_containing(Arena* arena, BlockId edge_id, uint64_t address) noexcept nogil:

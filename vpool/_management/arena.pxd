@@ -139,4 +139,5 @@ cdef BlockId arena_take_aligned(Arena* arena, uint64_t nbytes, uint64_t requeste
                                 uint16_t tag, uint32_t looks) noexcept nogil
 cdef BlockId arena_take_behind(Arena* arena, BlockId block_id, uint64_t padding, uint64_t nbytes, uint64_t requested,
                                uint16_t tag) noexcept nogil
+cdef uint64_t arena_free_bytes(Arena* arena) noexcept nogil
 cdef BlockId arena_containing(Arena* arena, BlockId edge_id, uint64_t address) noexcept nogil
