@@ -490,3 +490,19 @@ class TestIdleSegmentsGoFirst:
         assert f"and {others:.3f} on each other one" in text
         assert f"It takes {calls} source calls in all" in text
         assert mean <= 1.12
+
+
+@pytest.mark.parametrize("refused", ["allocate", "reserve", None])
+def test_a_request_that_fails_leaves_no_room_for_itself(refused):
+    """Memory of others moves to make room for the next ones, as if it had not been."""
+    with vpool.Pool(vpool.Dynamic(initial=0), vpool.sources.SimulatedVmm(GIB, handle="2MiB")) as pool:
+        if refused:
+            with pytest.raises(vpool.OutOfMemoryError):
+                getattr(pool, refused)(2 * GIB)
+        blocks = [pool.allocate(10 * MIB) for _ in range(8)]
+        for ptr in blocks[::2]:
+            pool.deallocate(ptr)
+        large = pool.allocate(40 * MIB)
+        assert pool.stats.peak_reserved_bytes <= 82 * MIB
+        for ptr in (large, *blocks[1::2]):
+            pool.deallocate(ptr)

@@ -331,6 +331,7 @@ cdef int _make(Core core, uint64_t nbytes, Request* request, bint scarce) noexce
     cdef uint32_t count = room_pieces(core)
     cdef uint64_t live = core_live_bytes(state) + request.nbytes
     cdef uint64_t reserved = atomic_read(state.reserved)
+    cdef uint64_t peak_live = max(mapped.peak_live, live, atomic_read(state.peaks.allocated_bytes))
     cdef int status
     memset(&plan, 0, sizeof(Plan))
     if request.behind:
@@ -338,12 +339,11 @@ cdef int _make(Core core, uint64_t nbytes, Request* request, bint scarce) noexce
             return STATUS_NO_ROOM
     elif not window_best(mapped, count, nbytes, BY_MEMORY, &plan.window):
         return STATUS_NO_ROOM
-    atomic_write(mapped.peak_live, max(mapped.peak_live, live, atomic_read(state.peaks.allocated_bytes)))
     plan.most = reserved if scarce else min(
-        state.limit, max(<uint64_t> (mapped.peak_live * (1 + (<MappedSource> core.source).slack)),
+        state.limit, max(<uint64_t> (peak_live * (1 + (<MappedSource> core.source).slack)),
                          atomic_read(state.peak_reserved)))
     plan.short = _is_short(core, live)
-    plan.rises = live >= mapped.peak_live
+    plan.rises = live >= peak_live
     _look_for_window(core, &plan, count, nbytes, request.behind == 0)
     plan.unit = _unit(core, &plan, nbytes)
     if reserved + plan.window.holes > state.limit + plan.movable + mapped.spare_bytes:
@@ -353,6 +353,7 @@ cdef int _make(Core core, uint64_t nbytes, Request* request, bint scarce) noexce
     window_forget(mapped, plan.victim_count)
     request.grown += plan.window.holes
     if status == STATUS_OK:
+        atomic_write(mapped.peak_live, peak_live)    # of a request that fails nothing is ever live
         _take(core, &plan, nbytes, request)
     return status
 
