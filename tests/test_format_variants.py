@@ -528,6 +528,8 @@ class TestBfc:
         "op,id,bytes\n",
         "<html>",
         "a,b\n1,2\n",
+        # Lines that end as of old, all of which would be the header.
+        "Thread,Time,Action,Pointer,Size,Stream\r1,12:00:00.000001,allocate,0x7f00,100,0\r",
     ],
 )
 def test_what_is_none_of_them(text):

@@ -208,6 +208,13 @@ class TestConvert:
             if array not in self.LOST.get(form, ()):
                 assert getattr(again, array).tolist() == getattr(trace, array).tolist(), array
 
+    @pytest.mark.parametrize("form", ["npz", "rmm", "torch-pickle", "torch-json", "umpire"])
+    def test_a_clock_that_goes_back_below_its_first_time(self, tmp_path, form):
+        """As in the log of two threads, the first of which wrote late."""
+        trace = vpool.Trace([0, 0, 1], [0, 1, 0], [512, 512, 512], [0] * 3, [0, -1000, 1000])
+        trace.save(tmp_path / "trace", form)
+        assert vpool.Trace.load(tmp_path / "trace").t_us.tolist() == [0, -1000, 1000]
+
     @pytest.mark.parametrize("form", READ_BACK)
     def test_an_empty_trace(self, tmp_path, form):
         made().save(tmp_path / "trace", form)

@@ -48,6 +48,9 @@ def columns_of(line):
     (dict, bool) or None
         Whether the line is a header comes with the places.
     """
+    if b"\r" in line:
+        # Lines that end with it alone are one to us, and a header would hide every row after it.
+        return None
     cells = cells_of(line.lower())
     places: dict[str, int] = {}
     for what, names in _NAMES.items():

@@ -61,9 +61,11 @@ def _write_lines(file, lines):
 def _rmm(trace, file):
     placed = Placement(trace)
     before = failed_before(trace)
+    # The earliest time is midnight: one below it would be read as the evening of the first day.
+    midnight = int(trace.t_us.min(initial=0))
 
     def row(t, action, address, nbytes, stream):
-        seconds, part = divmod(t % _DAY_US, 1_000_000)
+        seconds, part = divmod((t - midnight) % _DAY_US, 1_000_000)
         clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{part:06}"
         return f"1,{clock},{action},{address},{nbytes},{_hex(stream)}"
 
