@@ -326,7 +326,7 @@ class TestCommand:
         found = vpool.defrag.report(snapshot, "3GiB")
         assert self.run(capsys, tmp_path / "snapshot.npz", "--need", "3GiB") == f"{found}\n"
         told = json.loads(self.run(capsys, tmp_path / "snapshot.npz", "--need", "3GiB", "--json"))
-        assert told == json.loads(json.dumps(found.to_dict()))
+        assert told == {**json.loads(json.dumps(found.to_dict())), "notes": []}
         assert told["joins"][0]["moves"][0] == list(found.joins[0].moves[0])
 
     def test_a_recording(self, tmp_path, capsys):
@@ -347,6 +347,13 @@ class TestCommand:
         assert self.run(capsys, path) == f"{vpool.defrag.report(worst('llm_train'))}\n"
         capped = json.loads(self.run(capsys, path, "--strategy", "adaptive", "--capacity", "40GiB", "--json"))
         assert capped["live_bytes"] + capped["free_bytes"] <= 40 * GIB
+
+    def test_a_replay_that_is_out_of_memory_says_so(self, capsys):
+        """The moment is not the trace's worst then."""
+        path = FOLDER / "llm_train.npz"
+        assert "\nnote: out of memory at event 0, " in self.run(capsys, path, "--capacity", "256")
+        (note,) = json.loads(self.run(capsys, path, "--capacity", "256", "--json"))["notes"]
+        assert note.startswith("out of memory at event 0, ")
 
     def test_what_cannot_be_read(self, tmp_path, capsys):
         (tmp_path / "file").write_bytes(b"no such thing")

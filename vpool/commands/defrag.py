@@ -24,19 +24,23 @@ def prepare(parser):
 
 
 def run(args):
-    found = report(_snapshot(args), args.need)
+    snapshot, notes = _snapshot(args)
+    found = report(snapshot, args.need)
     if not args.json:
         print(found)
-    return found.to_dict()
+        if notes:
+            print("\n" + "\n".join(f"note: {note}" for note in notes))
+    return {**found.to_dict(), "notes": notes}
 
 
 def _snapshot(args):
+    """The moment to tell of, and what was odd in a trace or its replay: one that fails ends before its worst moment."""
     replays = args.strategy is not None or args.capacity is not None
     if is_snapshot(args.file):
         if replays:
             raise ValueError("a snapshot's blocks are where they were: --strategy and --capacity are for traces")
-        return Snapshot.load(args.file)
+        return Snapshot.load(args.file), []
     trace = Trace.load(args.file, args.device)
     if trace.details is None or replays:
         trace = placed(trace, args.strategy, args.capacity)
-    return moment(trace, trace.peak_event)
+    return moment(trace, trace.peak_event), trace.notes
