@@ -64,6 +64,36 @@ class TestGrows:
                 pool.reserve(nbytes)
             assert pool.stats == before
 
+    @pytest.mark.parametrize("limit", ["4GiB", "600MiB"])
+    def test_a_free_block_behind_a_smaller_one_counts(self, limit):
+        """A class holds sizes that differ by a 32nd: the first of it may be too small where another one does."""
+        with vpool.Pool(vpool.Dynamic(initial=0, limit=limit), source="simulated") as pool:
+            blocks = [pool.allocate(303 * MIB), pool.allocate(297 * MIB)]
+            for ptr in blocks:
+                pool.deallocate(ptr)
+            with unchanged(pool):
+                pool.reserve(300 * MIB)
+            before = calls(pool)
+            pool.deallocate(pool.allocate(300 * MIB))
+            assert calls(pool) == before
+
+    @pytest.mark.parametrize("on_pressure", ["wait", "raise"])
+    def test_what_a_stream_freed_that_is_gone_counts_if_the_pool_may_wait_for_it(self, on_pressure):
+        source = vpool.sources.Simulated(GIB)
+        driver = source.driver
+        stream = driver.create_stream()
+        with vpool.Pool(vpool.Dynamic(initial=0), source, on_pressure=on_pressure) as pool:
+            ptr = pool.allocate(4 * MIB, stream)
+            driver.queue_work(stream)
+            driver.destroy_stream(stream)
+            pool.deallocate(ptr)
+            pool.reserve(4 * MIB)
+            assert pool.stats.reserved_bytes == (4 if on_pressure == "wait" else 8) * MIB
+            before = calls(pool)
+            pool.deallocate(pool.allocate(4 * MIB))
+            assert calls(pool) == before
+            driver.complete()
+
     def test_it_grows_by_the_rule(self):
         with vpool.Pool(source="simulated") as pool:
             pool.reserve(1)
@@ -104,6 +134,9 @@ class TestGrows:
             pool.reserve(4 * MIB)
             pool.check()
             assert pool.leaks().blocks == 0
+            before = calls(pool)
+            pool.deallocate(pool.allocate(4 * MIB))
+            assert calls(pool) == before
 
     def test_guards_are_beside_what_is_reserved(self):
         with vpool.Pool(vpool.Dynamic(initial=0), source="host", debug="guard=4096") as pool:
@@ -181,6 +214,12 @@ class TestNeverGrows:
                 pool.reserve("8MiB")
             source.driver.complete()
             pool.reserve("8MiB")
+
+    def test_what_a_handle_has_beyond_the_core_does_not_count(self):
+        with vpool.Pool(vpool.Fixed("5MiB"), source="simulated-vmm") as pool:
+            pool.reserve("5MiB")
+            with unchanged(pool), pytest.raises(vpool.OutOfMemoryError):
+                pool.reserve("6MiB")
 
     def test_one_that_serves_the_rest_directly_grows(self):
         strategy = vpool.Fixed("8MiB", block="1MiB", oversize="direct", limit="64MiB")

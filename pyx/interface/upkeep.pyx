@@ -295,8 +295,8 @@ cdef class Upkeep(Lender):
         Notes
         -----
         An adaptive pool gives memory that stays unused back, and so does `trim`.
-        Runtime complexity: O(streams); where the pool grows O(blocks), and a source call or, on virtual memory, some
-        for each handle.
+        Runtime complexity: O(streams + free blocks of about that size); where the pool grows O(blocks), and a source
+        call or, on virtual memory, some for each handle.
 
         Examples
         --------

@@ -507,7 +507,6 @@ cdef class Areas:
 
         A pool that never grows has it where so many bytes of its core are free.
         """
-        cdef CoreState* fixed = self.fixed_state
         cdef bint found
         cdef int status
         request_init(self, request, self.state.arenas[0], nbytes, GRANULE)
@@ -515,11 +514,11 @@ cdef class Areas:
         request.nbytes = round_up(nbytes + guards, request.arena.rounding)
         if not self.grows:
             self.fixed.coalesce()                 # what is pending and ready counts
-            found = _has_free(fixed, nbytes)
+            found = self.has_free(nbytes + guards)
             if not found and self.fixed.may_wait:
                 request.tried |= <uint32_t> 1 << <int> RUNG_WAIT
                 status = self.fixed.drain()
-                found = _has_free(fixed, nbytes)
+                found = self.has_free(nbytes + guards)
                 if not found and not order_waited(status):
                     request.status = status
             return found
@@ -534,16 +533,16 @@ cdef class Areas:
             self.after_free()
         return found
 
-
-cdef bint _has_free(CoreState* fixed, uint64_t nbytes) noexcept nogil:
-    """Whether so many bytes of a core are neither live, pending nor kept for a capture."""
-    cdef uint64_t reserved = atomic_read(fixed.reserved)
-    cdef uint64_t taken = core_live_bytes(fixed)
-    cdef uint32_t slot
-    for slot in range(slot_count(fixed)):
-        if atomic_read(fixed.arenas[slot].captured):
-            taken += arena_free_bytes(fixed.arenas[slot])
-    return nbytes <= reserved - min(reserved, taken)
+    cdef bint has_free(self, uint64_t nbytes) noexcept nogil:
+        """Whether so many bytes of the core are neither live, pending nor kept for a capture.  O(streams)."""
+        cdef CoreState* fixed = self.fixed_state
+        cdef uint64_t taken = core_live_bytes(fixed)
+        cdef uint32_t slot
+        for slot in range(slot_count(fixed)):
+            if atomic_read(fixed.arenas[slot].captured):
+                taken += arena_free_bytes(fixed.arenas[slot])
+        # Not of what is reserved: handles may have more than the core.
+        return nbytes <= self.fixed_bytes - min(self.fixed_bytes, taken)
 
 
 cdef uint64_t live_blocks(CoreState* state) noexcept nogil:

@@ -6,11 +6,11 @@ from vpool._base.bias cimport bias_drop, bias_take
 from vpool._base.lock cimport atomic_add, atomic_read, atomic_write, spin_lock, spin_unlock
 from vpool._base.turn cimport turn_give, turn_is_mine, turn_take
 from vpool._base.types cimport BLOCK_FREE, GRANULE, SEGMENT_ROUNDING, Block, BlockId, round_down, round_up
-from vpool._management.arena cimport Arena, arena_allocated
+from vpool._management.arena cimport ANY_STAMP, Arena, arena_allocated, arena_find_aligned
 from vpool._management.core cimport STATUS_MISALIGNED, Core, core_live_bytes, request_broken
 from vpool._management.cross cimport cross_merge, cross_ready, cross_recall, cross_steal, cross_take_own
 from vpool._management.freelist cimport freelist_find
-from vpool._management.order cimport order_await, order_is_host, order_waited
+from vpool._management.order cimport order_await, order_is_host, order_proved_upto, order_reachable, order_waited
 from vpool._management.room cimport room_make
 from vpool._management.state cimport (
     RUNG_GROW,
@@ -332,14 +332,42 @@ cdef BlockId ladder_search_all(Core core, Request* request) noexcept nogil:
     return request.block_id
 
 
-cdef bint _at_hand(CoreState* state, uint64_t nbytes) noexcept nogil:
-    """Whether some stream has a free block of `nbytes` that others could have.  O(slots)."""
+cdef uint64_t _usable_upto(Core core, uint32_t slot) noexcept nogil:
+    """The highest stamp of a slot whose free memory the default stream can have without growth.  Takes the turn.
+
+    Any, where something may be waited for; in a pool that never waits what a stream out of reach freed has to be
+    complete, for no event tells when it is.
+    """
+    cdef CoreState* state = &core.state
+    cdef uint64_t upto = ANY_STAMP
+    if slot == 0 or not state.never_waits:
+        return upto
+    turn_take(&state.crossing_turn)
+    if not order_reachable(core.source, &state.table[slot]):
+        upto = order_proved_upto(state, 0, slot)
+    turn_give(&state.crossing_turn)
+    return upto
+
+
+cdef bint _at_hand(Core core, uint64_t nbytes) noexcept nogil:
+    """Whether some stream has a free block of `nbytes` that others could have.
+
+    Looks as hard as a request does before it grows.  O(slots + blocks of the size's class).
+    """
+    cdef CoreState* state = &core.state
+    cdef Arena* arena
+    cdef uint64_t upto
     cdef uint32_t slot
     cdef bint found = False
     for slot in range(slot_count(state)):
-        bias_take(&state.arenas[slot].lock)
-        found = found or state.arenas[slot].captured == 0 and freelist_find(state.arenas[slot], nbytes) != 0
-        bias_drop(&state.arenas[slot].lock)
+        arena = state.arenas[slot]
+        if found or arena.captured:
+            continue
+        upto = _usable_upto(core, slot)
+        bias_take(&arena.lock)
+        found = arena_find_aligned(arena, nbytes, GRANULE, upto, 0) != 0 or (
+            upto == ANY_STAMP and freelist_find(arena, nbytes) != 0)
+        bias_drop(&arena.lock)
     return found
 
 
@@ -354,7 +382,7 @@ cdef int ladder_ensure(Core core, uint64_t nbytes) noexcept nogil:
     if turn_is_mine(&state.growth_turn):
         return STATUS_OK                          # the source calls its pool, which grows just now
     turn_take(&state.growth_turn)
-    if not _at_hand(state, request.nbytes):
+    if not _at_hand(core, request.nbytes):
         _grow_in_turn(core, &request)
     turn_give(&state.growth_turn)
     return request.status
@@ -364,18 +392,21 @@ cdef bint _reserve_in_turn(Core core, Request* request) noexcept nogil:
     cdef uint64_t released = 0
     request.tried |= <uint32_t> 1 << <int> RUNG_MERGE
     core.coalesce()
-    if _at_hand(&core.state, request.nbytes):
+    if _at_hand(core, request.nbytes):
         return True
     request.tried |= <uint32_t> 1 << <int> RUNG_GROW
     _grow_in_turn(core, request)
-    if _at_hand(&core.state, request.nbytes) or request_broken(request):
-        return not request_broken(request)
+    if request_broken(request):
+        return False
+    # A new segment is what was asked for, also if others took it meanwhile.
+    if request.grown and core.source.granularity == 0 or _at_hand(core, request.nbytes):
+        return True
     request.tried |= <uint32_t> 1 << <int> RUNG_TRIM
     core.prove_idle()
     core.release_idle(0, &released)
     if released or core.source.granularity:
         _grow_in_turn(core, request)
-    return _at_hand(&core.state, request.nbytes)
+    return _at_hand(core, request.nbytes)
 
 
 cdef bint ladder_reserve(Core core, Request* request) noexcept nogil:
