@@ -450,3 +450,14 @@ def test_a_guard_error_can_be_pickled():
     assert (str(error), error.address, error.requested, error.offset, error.found) == ("message", 1, 2, 3, 4)
     assert isinstance(error, vpool.Error)
     assert isinstance(error, RuntimeError)
+
+
+def test_an_error_knows_of_guards():
+    """Which are no rounding that a user could do without."""
+    with vpool.Pool(vpool.Fixed("4MiB"), source="host", debug="guard=64KiB") as pool:
+        for _ in range(8):
+            pool.allocate(1000)
+        with pytest.raises(vpool.OutOfMemoryError) as caught:
+            pool.allocate(20 << 20)
+        assert caught.value.report.guarded
+        assert caught.value.report.advice == pool.inspect().advice

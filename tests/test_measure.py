@@ -89,6 +89,13 @@ class TestMeasure:
             raise KeyError
         assert phase.peak_allocated_bytes == 0
 
+    def test_an_error_within_tells_the_pools_own_peaks(self):
+        with simulated_pool(16 * MIB, initial=16 * MIB) as pool:
+            pool.deallocate(pool.allocate(12 * MIB))
+            with pool.measure(), pytest.raises(vpool.OutOfMemoryError) as caught:
+                pool.allocate(20 * MIB)
+            assert caught.value.report.peak_allocated_bytes == pool.inspect().peak_allocated_bytes == 12 * MIB
+
     def test_once_only(self, pool):
         phase = pool.measure()
         with pytest.raises(RuntimeError, match="nothing was measured"):

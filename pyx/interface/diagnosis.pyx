@@ -4,7 +4,7 @@ from libc.stdint cimport uint64_t
 from vpool._base.ending cimport is_finalizing
 from vpool._base.lock cimport atomic_read
 from vpool._base.types cimport BLOCK_LIVE, BLOCK_SUSPENDED, BLOCK_UNMAPPED, GRANULE, Block, round_up
-from vpool._interface.snapshot cimport copy_records
+from vpool._interface.snapshot cimport told_records
 from vpool._management.areas cimport Areas
 from vpool._management.core cimport STATUS_OVERLAP, Core, request_broken
 from vpool._management.journal cimport TagCount
@@ -55,8 +55,11 @@ cdef _at_the_end(str name, Request* request, str verb="lend"):
         " the interpreter", request.requested)
 
 
-cdef failure(Areas areas, str name, Request* request, str verb="lend"):
-    """The exception for a request that failed; "reserve" for memory that nobody was to have yet."""
+cdef failure(Areas areas, str name, Request* request, measures, debugger, str verb="lend"):
+    """The exception for a request that failed; "reserve" for memory that nobody was to have yet.
+
+    Its report is what the pool would tell, with the measures and the debugger that it has, or None.
+    """
     cdef bint whole = verb == "lend" or areas.grows
     if request_broken(request):
         what = f"the source failed on a request of {format_bytes(request.requested)}"
@@ -68,7 +71,7 @@ cdef failure(Areas areas, str name, Request* request, str verb="lend"):
         return source_error(areas.core, request.status, what)
     if is_finalizing():
         return _at_the_end(name, request, verb)
-    report = Report(*copy_records(areas, name))
+    report = Report(*told_records(areas, name, measures, debugger))
     if not whole:
         reason = "its strategy takes nothing after construction"
     elif areas.only_blocks and request.requested > areas.largest_block:
@@ -107,21 +110,22 @@ cdef failure(Areas areas, str name, Request* request, str verb="lend"):
     )
 
 
-cdef over_limit(Areas areas, str name, Request* request):
+cdef over_limit(Areas areas, str name, Request* request, measures, debugger):
     """The exception for a request beyond the limit of its tag."""
     cdef TagCount* count = &areas.journal.tags[request.tag]
     if is_finalizing():
         return _at_the_end(name, request)
     tag = name_of(request.tag)
-    report = Report(*copy_records(areas, name))
+    report = Report(*told_records(areas, name, measures, debugger))
     row = next(row for number, row in report.tag_rows() if number == request.tag)
+    counted = atomic_read(count.requested_bytes)  # against the limit: suspended blocks too
     return OutOfMemoryError(
         f"pool {name!r} cannot lend {request.requested:,} bytes ({format_bytes(request.requested)}) for tag {tag!r}:"
         f" its limit is {format_bytes(count.limit)} ({count.limit:,} bytes), of which"
-        f" {format_bytes(atomic_read(count.requested_bytes))} are live. Tried: {RUNG_NAMES[<int> RUNG_CALL]},"
+        f" {format_bytes(counted)} are lent. Tried: {RUNG_NAMES[<int> RUNG_CALL]},"
         f" {RUNG_NAMES[<int> RUNG_COLLECT]}.",
         request.requested, report, (RUNG_NAMES[<int> RUNG_CALL], RUNG_NAMES[<int> RUNG_COLLECT]),
-        Shortage(report, request.requested, tag=row),
+        Shortage(report, request.requested, tag=row | {"requested_bytes": counted}),
     )
 
 

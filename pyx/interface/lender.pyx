@@ -12,7 +12,7 @@ from vpool._base.lock cimport atomic_read
 from vpool._base.types cimport GRANULE, BlockId, likely, round_up
 from vpool._interface.diagnosis cimport forked, over_limit, source_error, stray
 from vpool._interface.events cimport read_origins
-from vpool._interface.snapshot cimport copy_records
+from vpool._interface.snapshot cimport told_records
 from vpool._management.arena cimport Arena
 from vpool._management.areas cimport Areas, is_common, request_init
 from vpool._management.hit cimport hit_any
@@ -158,7 +158,7 @@ cdef class Lender:
         if self.core.state.word & (STATE_DEBUG | STATE_NOTED):
             return self.lend_watched(arena, requested, alignment, address, True)
         request_init(self.areas, &request, arena[0], requested, alignment)
-        self.pressure.climb(&request, self.name)
+        self.pressure.climb(&request, self.name, self.measures, self.debugger)
         address[0] = request.address
         arena[0] = request.arena
         return request.block_id
@@ -178,7 +178,7 @@ cdef class Lender:
         if noted:
             self.tag(&request)
         try:
-            self.pressure.climb(&request, self.name)
+            self.pressure.climb(&request, self.name, self.measures, self.debugger)
             if self.debugger is not None:
                 self.show(&request, front, named)
         except BaseException as error:
@@ -223,7 +223,7 @@ cdef class Lender:
             with nogil:
                 noted_failure(self.areas, request)
             self.core.count_failure(STATUS_OK)
-            raise over_limit(self.areas, self.name, request) from cause
+            raise over_limit(self.areas, self.name, request, self.measures, self.debugger) from cause
         return 0
 
     cdef int watch(self, debugger) except -1:
@@ -321,10 +321,7 @@ cdef class Lender:
 
     cdef records(self):
         """Figures, blocks and segments of this moment."""
-        records = copy_records(self.areas, self.name)
-        if self.measures is not None:
-            self.measures.figures(records[0])
-        return records if self.debugger is None else self.debugger.records(*records)
+        return told_records(self.areas, self.name, self.measures, self.debugger)
 
     def leaks(self):
         """What is lent and not given back, by the place that asked for it.

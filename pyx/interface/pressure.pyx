@@ -47,7 +47,7 @@ cdef class Pressure:
             raise TypeError(f"a pressure callback must be callable, not {type(fn).__name__}")
         self.callbacks.append((-operator.index(priority), next(self.numbers), fn))
 
-    cdef int climb(self, Request* request, str name) except -1:
+    cdef int climb(self, Request* request, str name, measures, debugger) except -1:
         """Find the request a block, or raise what it failed with.  No lock is held, and the GIL only between."""
         cause = None
         cdef bint futile
@@ -63,7 +63,7 @@ cdef class Pressure:
                 self.areas.climb(request, RUNG_WAIT, RUNG_WAIT)
         if request.block_id == 0:
             self.areas.core.count_failure(request.status)
-            error = failure(self.areas, name, request)
+            error = failure(self.areas, name, request, measures, debugger)
             logger.info("%s", error.args[0])
             if self.areas.state.word & STATE_FORKED:  # by a handler
                 raise forked(name)

@@ -91,6 +91,14 @@ cdef tuple copy_records(Areas areas, str name):
     return figures, blocks, segments
 
 
+cdef tuple told_records(Areas areas, str name, measures, debugger):
+    """The same as a report tells them: with peaks over all measures, and with what a debugger keeps as pending."""
+    records = copy_records(areas, name)
+    if measures is not None:
+        measures.figures(records[0])
+    return records if debugger is None else debugger.records(*records)
+
+
 cdef tuple _copy_area(Core core):
     """Figures, blocks and segments of one area at one moment."""
     cdef uint64_t count = 1

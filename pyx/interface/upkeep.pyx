@@ -326,7 +326,7 @@ cdef class Upkeep(Lender):
                 found = self.areas.reserve(wanted, guards, &request)
         if not found:
             self.core.count_failure(request.status)
-            error = failure(self.areas, self.name, &request, "reserve")
+            error = failure(self.areas, self.name, &request, self.measures, self.debugger, "reserve")
             logger.info("%s", error.args[0])
             raise error
 

@@ -7,8 +7,8 @@ from vpool._management.state cimport Request
 
 
 cdef forked(str name)
-cdef over_limit(Areas areas, str name, Request* request)
-cdef failure(Areas areas, str name, Request* request, str verb=*)
+cdef over_limit(Areas areas, str name, Request* request, measures, debugger)
+cdef failure(Areas areas, str name, Request* request, measures, debugger, str verb=*)
 cdef not_taken(source, str name, numbers, int status)
 cdef stray(Areas areas, str name, uint64_t address, owner)
 cdef source_error(Core core, int status, str what)

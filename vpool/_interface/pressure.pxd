@@ -10,7 +10,7 @@ cdef class Pressure:
     cdef object quarantine        # gives back what a debugger keeps; None without one
     cdef object pressed           # threading.local: whether this thread is calling them
 
-    cdef int climb(self, Request* request, str name) except -1
+    cdef int climb(self, Request* request, str name, measures, debugger) except -1
     cdef tell(self, Request* request, str name)
     cdef ask_python(self, Request* request, str name, bint* fits)
     cdef bint retry(self, Request* request, int rung, str name, bint* fits) except -1
