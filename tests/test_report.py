@@ -236,6 +236,26 @@ class TestLargestAllocatable:
         assert (found.pool, report.segments) == (pool.name, 5000)
         assert seconds < 10 * (reported - begun)
 
+    @pytest.mark.parametrize("rounding", [256, 64 * KIB, MIB])
+    @pytest.mark.parametrize("debug", [(), "guard", "guard=10KiB"])
+    @pytest.mark.parametrize(
+        "strategy",
+        [
+            vpool.Dynamic(initial=0, limit=8 * MIB + 1024),
+            vpool.Dynamic(initial=8 * MIB + 1024, limit=8 * MIB + 1024),
+            vpool.Fixed(8 * MIB + 1024),
+            vpool.Fixed(8 * MIB, block=MIB),
+        ],
+        ids=["grows", "dynamic", "slab", "blocks"],
+    )
+    def test_with_rounding_and_guards(self, strategy, debug, rounding):
+        with vpool.Pool(strategy, source="host", debug=debug, rounding=rounding) as pool:
+            most = pool.inspect().largest_allocatable()
+            assert most >= MIB - 20 * KIB
+            pool.deallocate(pool.allocate(most))
+            with pytest.raises(vpool.OutOfMemoryError):
+                pool.allocate(most + 1)
+
     def test_of_a_full_pool(self):
         with simulated_pool(MIB, initial=MIB) as pool:
             pool.allocate(MIB)
@@ -404,6 +424,44 @@ class TestAdvice:
             for ptr in blocks[::2]:
                 pool.deallocate(ptr)
             assert "pieces" in self.advice(pool)
+
+    def test_pieces_of_several_streams_are_none(self):
+        """They become one where a request needs that: no advice says that they serve less."""
+        with simulated_pool(16 * MIB, initial=16 * MIB) as pool:
+            blocks = [(pool.allocate(2 * MIB, stream), stream) for stream in (0, 7) * 4]
+            for ptr, stream in blocks:
+                pool.deallocate(ptr, stream)
+            assert pool.inspect().free_blocks == 8
+            assert "pieces" not in self.advice(pool)
+            assert pool.allocate(16 * MIB)
+
+    def test_nobody_knows_what_was_in_use_before_peaks_began_anew(self):
+        for strategy in (vpool.Dynamic(initial=GIB), vpool.Fixed(GIB)):
+            with vpool.Pool(strategy, source="simulated") as pool:
+                pool.deallocate(pool.allocate(900 * MIB))
+                pool.allocate(MIB)
+                with pool.measure():
+                    assert "never in use" not in self.advice(pool)
+                pool.reset_peaks()
+                assert "never in use" not in self.advice(pool)
+        with vpool.Pool(vpool.Dynamic(initial=0, growth="1MiB", limit=1.0), source="simulated") as pool:
+            blocks = [pool.allocate(MIB) for _ in range(40)]
+            for ptr in blocks[10:]:
+                pool.deallocate(ptr)
+            pool.trim()
+            pool.reset_peaks()
+            assert "which was the peak" not in self.advice(pool)
+
+    def test_memory_that_was_reserved_and_not_used(self):
+        with vpool.Pool(source="simulated") as pool:
+            pool.reserve("4GiB")
+            pool.allocate(MIB)
+            assert "reserve() would do" in self.advice(pool)
+
+    def test_a_core_that_is_too_large(self):
+        with vpool.Pool(vpool.Fixed(64 * MIB), source="simulated") as pool:
+            pool.allocate(4 * MIB)
+            assert "At least 60.0 MiB of the fixed core's 64.0 MiB were never in use at once" in self.advice(pool)
 
     def test_a_limit_that_is_reached(self):
         with simulated_pool(16 * MIB, initial=16 * MIB) as pool:

@@ -226,6 +226,18 @@ class TestLimits:
             pool.deallocate(freeing.addresses[0])
             pool.allocate(200_000)
 
+    def test_what_is_suspended_counts_in_the_steps_too(self):
+        with vpool.Pool(source="simulated-vmm") as pool, vpool.tag("kv"):
+            pool.allocate(100 * MIB)
+            pool.limit("kv", 101 * MIB)
+            pool.suspend("kv")
+            assert any("Tag 'kv' has 100 MiB of its limit of 101 MiB" in one for one in pool.inspect().advice)
+            with pytest.raises(vpool.OutOfMemoryError) as caught:
+                pool.allocate(2 * MIB)
+            (step,) = caught.value.shortage.remedies
+            pool.limit("kv", step.nbytes)
+            assert pool.allocate(2 * MIB)
+
     def test_what_is_taken_away(self, pool):
         pool.limit("activations", 1000)
         with vpool.tag("activations"):

@@ -33,13 +33,15 @@ def _of_limits(report):
         room = report.limit_bytes - report.reserved_bytes
         if not takes_all and report.reserved_bytes and report.device_free_bytes < min(room, others) // 4:
             yield (
-                f"The device has {format_bytes(report.device_free_bytes)} left, and {format_bytes(others)} of it are "
+                f"The device has {format_bytes(report.device_free_bytes)} left, and {format_bytes(others)} are "
                 f"taken by others: the pool cannot grow to its limit of {format_bytes(report.limit_bytes)}."
             )
-    for row in report.tags:
-        if row["limit_bytes"] is not None and row["requested_bytes"] >= row["limit_bytes"] * 0.95:
+    suspended = report.blocks[report.blocks["state"] == "suspended"]  # which count against limits
+    for number, row in report.tag_rows():
+        lent = row["requested_bytes"] + int(suspended["requested"][suspended["tag"] == number].sum())
+        if row["limit_bytes"] is not None and lent >= row["limit_bytes"] * 0.95:
             yield (
-                f"Tag {shortened(repr(row['tag']), _NAMES)} has {format_bytes(row['requested_bytes'])} of its limit of "
+                f"Tag {shortened(repr(row['tag']), _NAMES)} has {format_bytes(lent)} of its limit of "
                 f"{format_bytes(row['limit_bytes'])}: the next request for it may fail."
             )
 
@@ -75,10 +77,12 @@ def _of_captures(report):
 def _of_fragmentation(report):
     equal_blocks = report.core is not None and len(report.core["block_sizes"]) > 0
     if not equal_blocks and report.movable_bytes is None and report.external_fragmentation > 0.5:
-        yield (
-            f"Free memory is in {report.free_blocks} pieces: {format_bytes(report.free_bytes)} are free, but the "
-            f"largest request they can serve is {format_bytes(report.largest_free_bytes)}."
-        )
+        longest = report.longest_free_bytes  # blocks side by side that several streams freed are no fragmentation
+        if longest < report.free_bytes // 2:
+            yield (
+                f"Free memory is in {report.free_blocks} pieces: {format_bytes(report.free_bytes)} are free, but the "
+                f"longest range of them is {format_bytes(longest)}."
+            )
     if report.segments < 2:
         return
     pinned = [
@@ -100,10 +104,11 @@ def _of_fragmentation(report):
 def _of_idle(report):
     never_used = report.reserved_bytes - report.peak_allocated_bytes
     in_handles = report.movable_bytes is not None  # one by one, whatever a first segment and growth are
-    if report.core is None and not in_handles and report.reserved_bytes and never_used > report.reserved_bytes // 2:
+    known = report.core is None and not report.peaks_anew
+    if known and not in_handles and report.reserved_bytes and never_used > report.reserved_bytes // 2:
         yield (
             f"{format_bytes(never_used)} of {format_bytes(report.reserved_bytes)} reserved were never in use at once: "
-            f"a smaller first segment or growth would do "
+            f"a smaller first segment, growth or reserve() would do "
             f"(peak allocated {format_bytes(report.peak_allocated_bytes)})."
         )
     elif report.allocated_bytes:
@@ -116,7 +121,7 @@ def _of_idle(report):
                 f"{'' if report.adaptive else ', and Dynamic(adaptive=True) does so by itself'}."
             )
     calls = report.source_calls
-    if calls >= _MANY_SOURCE_CALLS and not in_handles and report.reuse_ratio < 0.9:
+    if calls >= _MANY_SOURCE_CALLS and not in_handles and not report.peaks_anew and report.reuse_ratio < 0.9:
         yield (
             f"The source was called {calls:,} times and served {1 - report.reuse_ratio:.0%} of all bytes: a first "
             f"segment of {format_bytes(report.peak_reserved_bytes)}, which was the peak, would take one call."
@@ -155,8 +160,8 @@ def _of_core(report):
             f"{format_bytes(core['largest_oversize'])} ({core['largest_oversize']:,} bytes) would have served."
         )
     unused = core["reserved_bytes"] - report.peak_allocated_bytes
-    if report.peak_allocated_bytes and unused > core["reserved_bytes"] // 2:
+    if not report.peaks_anew and report.peak_allocated_bytes and unused > core["reserved_bytes"] // 2:
         yield (
-            f"{format_bytes(unused)} of the fixed core's {format_bytes(core['reserved_bytes'])} were never in use: "
-            f"{format_bytes(report.peak_allocated_bytes)} would have been enough."
+            f"At least {format_bytes(unused)} of the fixed core's {format_bytes(core['reserved_bytes'])} were never in "
+            f"use at once: a smaller one would do (peak allocated {format_bytes(report.peak_allocated_bytes)})."
         )

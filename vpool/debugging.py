@@ -306,6 +306,7 @@ class Debugger(Ledger):
             row = {"stream": stream, "waits_for": None, "blocks": len(mine), "pending_bytes": int(mine.sum())}
             figures["pending"].append({**row, "reason": "in quarantine"})
         figures["guarded"] = self.modes.guard > 0
+        figures["guard_bytes"] = 2 * self.front(_GRANULE)
         if figures["core"] is not None:
             in_core = blocks[held & (blocks["segment"] == 0)]
             figures["core"]["allocated_bytes"] -= int(in_core["nbytes"].sum(dtype=np.uint64))

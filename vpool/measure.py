@@ -107,6 +107,7 @@ class Measures:
         self._gauge = gauge
         self._open: list[Measure] = []
         self._floor = (0, 0, 0)  # the pool's peaks before this part, while a measure is open
+        self._anew = False  # whether the pool's peaks are not those since it was made
         # Re-entrant: a collection inside may run a finaliser that measures.
         self._changing = PerProcess(threading.RLock)
 
@@ -138,6 +139,7 @@ class Measures:
         with self._changing.here:
             self._turn()
             self._floor = (0, 0, 0)
+            self._anew = True
 
     def _turn(self):
         """End a part of the time, and begin the next one."""
@@ -161,6 +163,7 @@ class Measures:
         """The same of a report's figures."""
         for name, floor in zip(("allocated", "requested", "reserved"), self._floor, strict=True):
             figures[f"peak_{name}_bytes"] = max(floor, figures[f"peak_{name}_bytes"])
+        figures["peaks_anew"] = self._anew
         return figures
 
 

@@ -176,6 +176,16 @@ class Report:
         return self._figures.get("adaptive", False)
 
     @property
+    def peaks_anew(self):
+        """Whether the peaks began anew, so that nobody knows what was in use before."""
+        return self._figures.get("peaks_anew", False)
+
+    @property
+    def longest_free_bytes(self):
+        """Bytes of the longest range of free blocks side by side, which become one where a request needs that."""
+        return _longest_run(self.blocks, (self.blocks["state"] != "free") | self.captured)
+
+    @property
     def rounding(self):
         """Bytes of which blocks are multiples; None where that is not known, as of recordings."""
         return self._figures.get("rounding")
@@ -314,6 +324,7 @@ class Report:
         if self._figures["device_free_bytes"] is not None:
             room = min(room, self._figures["device_free_bytes"] + idle)
         longest = max(longest, room // self.growth_unit * self.growth_unit - self.base_slack_bytes, 0)
+        longest = self._without_rounding(longest, self.rounding)
         if self.core is not None and self.core["exclusive"] and longest <= self.core["largest"]:
             longest = 0
         return max(in_core, longest)
@@ -324,8 +335,16 @@ class Report:
         mine = self.blocks[inside]
         taken = (mine["state"] == "live") | self.captured[inside]
         whole = int(mine["nbytes"][~taken].max(initial=0))  # equal blocks never merge
-        longest = min(whole if self.core["block_sizes"] else _longest_run(mine, taken), self.core["largest"])
+        if self.core["block_sizes"]:
+            longest = self._without_rounding(whole, None)  # to their sizes alone
+        else:
+            longest = self._without_rounding(_longest_run(mine, taken), self.rounding)
+        longest = min(longest, self.core["largest"])
         return longest if longest >= self.core["smallest"] else 0
+
+    def _without_rounding(self, nbytes, rounding):
+        """The largest request that with its guards, rounded up, takes no more than so many bytes."""
+        return max(0, nbytes // (rounding or 1) * (rounding or 1) - self._figures.get("guard_bytes", 0))
 
     def unusable_bytes(self, nbytes):
         """Free bytes in pieces too small for a request of `nbytes`, an integer or a string such as ``"2MiB"``."""
