@@ -23,8 +23,8 @@ class PoolStats:
     suspended_bytes : int
         Lent, but without memory until the pool is resumed: neither reserved nor allocated.
     peak_allocated_bytes, peak_reserved_bytes : int
-        The highest values so far.  What threads do at once without the GIL is added up now and then: allocated bytes
-        may have been higher by a 64th for a moment.
+        The highest values so far.  Where threads allocate at once, allocated bytes may have been higher for a moment
+        (:doc:`observe`).
     allocations, frees : int
         Blocks lent and taken back.
     hits : int
