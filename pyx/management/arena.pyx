@@ -2,7 +2,7 @@
 from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
 from vpool._base.bias cimport bias_drop, bias_init, bias_take
-from vpool._base.lock cimport atomic_exchange, atomic_read, atomic_write, spin_lock, spin_try, spin_unlock
+from vpool._base.lock cimport atomic_add, atomic_exchange, atomic_read, atomic_write, spin_lock, spin_try, spin_unlock
 from vpool._base.memory cimport lazy_release, lazy_reserve
 from vpool._base.types cimport (
     BLOCK_EDGE,
@@ -38,6 +38,7 @@ cdef enum:
     LENIENCE = 64                 # see Peaks
     MEMORY = 64                   # looks after which threads that met are forgotten
     MOST_LOOKS = 4                # one after another of one thread
+    LITTLE = 1 << 20              # bytes that each thread may be beyond its ceiling without a look, where threads meet
 
 
 cdef Arena* arena_new(uint16_t slot, uint64_t minimum_remainder, uint64_t rounding) noexcept nogil:
@@ -119,24 +120,39 @@ cdef void _share_out(Peaks* peaks) noexcept nogil:
         arena = arena.next_arena
 
 
+cdef inline uint64_t _beyond(Arena* arena) noexcept nogil:
+    """Bytes by which the arena has passed a ceiling."""
+    cdef uint64_t allocated = arena_allocated(arena)
+    cdef uint64_t ceiling = atomic_read(arena.allocated_ceiling)
+    return allocated - ceiling if allocated > ceiling else 0
+
+
 cdef void arena_raise_peaks(Arena* arena) noexcept nogil:
     """The arena has passed a ceiling: see whether the pool has passed its peak.
 
-    Where another thread looks just now, it does so once more, and this one goes on.
+    Where another thread has passed one too and looks just now, it does so once more, and this one goes on: what it has
+    beyond the ceiling may be missed, if that is gone by then.  It waits for its turn where that would be much.
     """
     cdef Peaks* peaks = arena.peaks
     cdef int _i
     if not spin_try(&peaks.lock):
-        atomic_write(peaks.lenient, MEMORY)
-        atomic_exchange(peaks.again, 1)
-        if not spin_try(&peaks.lock):
-            return
+        if atomic_read(peaks.looking) == 0 or _beyond(arena) > max(
+                atomic_read(peaks.allocated_bytes) // LENIENCE, <uint64_t> LITTLE):
+            spin_lock(&peaks.lock)
+        else:
+            atomic_write(peaks.lenient, MEMORY)
+            atomic_exchange(peaks.again, 1)
+            if not spin_try(&peaks.lock):
+                return
     for _i in range(MOST_LOOKS):
+        atomic_write(peaks.looking, 1)
         if atomic_read(peaks.again):
             atomic_exchange(peaks.again, 0)
         _share_out(peaks)
+        atomic_write(peaks.looking, 0)
         spin_unlock(&peaks.lock)
-        if atomic_read(peaks.again) == 0 or not spin_try(&peaks.lock):
+        # Added to, not read: a note is seen here, or whoever leaves it finds the lock free.
+        if atomic_add(peaks.again, 0) == 0 or not spin_try(&peaks.lock):
             return
     spin_unlock(&peaks.lock)
 
@@ -153,6 +169,8 @@ cdef void peaks_begin(Peaks* peaks, uint64_t* allocated, uint64_t* requested) no
     """Begin anew with what is given, or with what is there now if that is more; gives what was there before."""
     cdef uint64_t allocated_before, requested_before
     spin_lock(&peaks.lock)
+    atomic_write(peaks.lenient, 0)
+    _share_out(peaks)                             # what was noted, and not looked for yet, was before
     allocated_before = peaks.allocated_bytes
     requested_before = peaks.requested_bytes
     atomic_write(peaks.allocated_bytes, allocated[0])

@@ -166,6 +166,9 @@ cdef uint64_t walk_copy(Core core, BlockCopy* blocks, uint64_t capacity, Segment
     lock_all(state)
     segment_count[0] = state.segment_count
     walk_totals(core, totals)
+    # What threads have noted only: all of them stand still now.
+    totals.peak_allocated_bytes = max(totals.peak_allocated_bytes, totals.allocated_bytes)
+    totals.peak_requested_bytes = max(totals.peak_requested_bytes, totals.requested_bytes)
     totals.noted = atomic_read(state.journal.count)
     walk_link_loans(state)
     for i in range(state.segment_count):

@@ -14,6 +14,7 @@ from vpool._base.bias cimport (
     bias_take,
     bias_try_enter,
 )
+from vpool._base.clock cimport now_ns
 from vpool._base.lock cimport SpinLock, atomic_add, atomic_read, spin_lock, spin_try, spin_unlock
 from vpool._base.turn cimport Turn, turn_destroy, turn_give, turn_init, turn_take
 from vpool._base.types cimport BLOCK_FREE, BLOCK_UNMAPPED, GRANULE, Block, BlockId, round_down, round_up
@@ -409,11 +410,30 @@ def allocate_while_peaks_are_looked_at(Pool pool not None, uint64_t nbytes, stre
     """Allocate on the calling thread, as if another one were adding up the arenas; whether that is noted."""
     cdef Peaks* peaks = pool.core.state.peaks
     spin_lock(&peaks.lock)
+    peaks.looking = 1
     try:
         address = pool.allocate(nbytes, stream)
     finally:
+        peaks.looking = 0
         spin_unlock(&peaks.lock)
     return address, peaks.again != 0
+
+
+def look_at_peaks_for(Pool pool not None, double seconds, bint looking):
+    """Keep who would add the arenas up from it for so long, as one who does so or as who begins a measure."""
+    cdef Peaks* peaks = pool.core.state.peaks
+    cdef unsigned long long end = now_ns() + <unsigned long long> (seconds * 1e9)
+    with nogil:
+        spin_lock(&peaks.lock)
+        peaks.looking = looking
+        while now_ns() < end:
+            pass
+        peaks.looking = 0
+        spin_unlock(&peaks.lock)
+
+
+def peaks_are_looked_at(Pool pool not None):
+    return pool.core.state.peaks.lock.held != 0
 
 
 def read_atomically(unsigned long long value):

@@ -272,20 +272,42 @@ class TestPeaks:
     def test_nobody_waits_for_who_adds_up(self, probe):
         with simulated_pool() as pool:
             pool.deallocate(pool.allocate(MIB))
-            ptr, noted = probe.allocate_while_peaks_are_looked_at(pool, 4 * MIB)
+            ptr, noted = probe.allocate_while_peaks_are_looked_at(pool, 2 * MIB)
             assert noted
             pool.check()
-            assert pool.stats.peak_allocated_bytes == pool.inspect().peak_requested_bytes == 4 * MIB
+            assert pool.stats.peak_allocated_bytes == pool.inspect().peak_requested_bytes == 2 * MIB
             pool.deallocate(ptr)
             pool.check()
 
     def test_a_note_is_seen_by_the_next_look(self, probe):
         with simulated_pool() as pool:
             pool.deallocate(pool.allocate(MIB))
-            held, _ = probe.allocate_while_peaks_are_looked_at(pool, 4 * MIB)
+            held, _ = probe.allocate_while_peaks_are_looked_at(pool, 2 * MIB)
             pool.deallocate(pool.allocate(2 * MIB))
             pool.deallocate(held)
-            assert pool.stats.peak_allocated_bytes == 6 * MIB
+            assert pool.stats.peak_allocated_bytes == 4 * MIB
+
+    @pytest.mark.parametrize(("nbytes", "looking"), [(4 * MIB, True), (MIB + KIB, False)], ids=["much", "a measure"])
+    def test_some_wait_for_their_turn(self, probe, nbytes, looking):
+        """A large block that is given back at once is not missed, and none that meets no other at a new peak."""
+        with simulated_pool() as pool:
+            pool.deallocate(pool.allocate(MIB))
+            looker = threading.Thread(target=probe.look_at_peaks_for, args=(pool, 0.2, looking))
+            looker.start()
+            while not probe.peaks_are_looked_at(pool):
+                pass
+            pool.deallocate(pool.allocate(nbytes))
+            looker.join()
+            assert pool.stats.peak_allocated_bytes == nbytes
+
+    def test_a_measure_begins_exactly(self, probe):
+        with simulated_pool() as pool:
+            pool.deallocate(pool.allocate(16 * MIB))
+            pool.deallocate(probe.allocate_while_peaks_are_looked_at(pool, 16 * MIB + KIB)[0])
+            with pool.measure() as phase:
+                for nbytes in (16 * MIB, 16 * MIB + KIB, 16 * MIB + 2 * KIB):
+                    pool.deallocate(pool.allocate(nbytes))
+                    assert phase.peak_allocated_bytes == nbytes
 
     def test_they_are_a_little_lenient_then_and_exact_again(self, probe):
         with simulated_pool() as pool:

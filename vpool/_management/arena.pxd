@@ -38,7 +38,8 @@ cdef struct Peaks:
     Arena* first
     uint32_t count
     uint64_t lenient              # looks that leave more than there is, since threads met here
-    uint64_t again                # an arena passed its ceiling while somebody looked
+    uint64_t looking              # who has the lock passed a ceiling, and will look at the next
+    uint64_t again                # an arena passed its ceiling while such a one looked
 
 cdef struct Arena:
     # Guards every field below and every record of this arena's blocks; `_base/lock.pxd` has the rule.
