@@ -321,7 +321,7 @@ class Hybrid(Strategy):
 
     @classmethod
     def from_trace(cls, trace, coverage=0.9):
-        """The hybrid that serves a trace with the least memory.
+        """A hybrid that is made for a trace: of those that are tried, the one with the least memory.
 
         Parameters
         ----------
