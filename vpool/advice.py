@@ -77,12 +77,10 @@ def _of_captures(report):
 def _of_fragmentation(report):
     equal_blocks = report.core is not None and len(report.core["block_sizes"]) > 0
     if not equal_blocks and report.movable_bytes is None and report.external_fragmentation > 0.5:
-        longest = report.longest_free_bytes  # blocks side by side that several streams freed are no fragmentation
-        if longest < report.free_bytes // 2:
-            yield (
-                f"Free memory is in {report.free_blocks} pieces: {format_bytes(report.free_bytes)} are free, but the "
-                f"longest range of them is {format_bytes(longest)}."
-            )
+        yield (
+            f"Free memory is in {report.free_blocks} pieces: {format_bytes(report.free_bytes)} are free, but the "
+            f"longest range of them is {format_bytes(report.largest_free_bytes)}."
+        )
     if report.segments < 2:
         return
     pinned = [

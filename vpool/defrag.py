@@ -120,7 +120,7 @@ class Defrag:
         self.at_once = {
             "released_bytes": sum(nbytes for nbytes, _ in released),
             "segments": sum(count for _, count in released),
-            "coalesced_bytes": max(0, self.largest_free_bytes - figures.largest_free_bytes),
+            "coalesced_bytes": max(0, self.largest_free_bytes - figures.largest_block_bytes),
             "movable_bytes": getattr(figures, "movable_bytes", None),
         }
         self.joins = self._joins(areas)

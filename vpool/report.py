@@ -64,7 +64,7 @@ class Report:
         Lent, but without memory: see `Pool.suspend`.  Neither reserved nor allocated, but for what shares a handle with
         other blocks.
     largest_free_bytes : int
-        The largest contiguous free range.
+        The largest contiguous free range, of one block or of some side by side that streams have yet to merge.
     peak_reserved_bytes, peak_allocated_bytes, peak_requested_bytes : int
         The highest values so far.
     limit_bytes : int
@@ -140,7 +140,7 @@ class Report:
         self.captured = np.zeros(len(blocks), bool)
         self.captured[np.array(figures.get("captured", ()), np.int64)] = True
         self.captured_bytes = _total(blocks[self.captured])
-        self.largest_free_bytes = int(self._free["nbytes"].max()) if len(self._free) else 0
+        self.largest_free_bytes = _longest_run(blocks, blocks["state"] != "free")
         self.live_blocks = len(self._live)
         self.free_blocks = len(self._free)
         self.segments = len(segments)
@@ -181,9 +181,9 @@ class Report:
         return self._figures.get("peaks_anew", False)
 
     @property
-    def longest_free_bytes(self):
-        """Bytes of the longest range of free blocks side by side, which become one where a request needs that."""
-        return _longest_run(self.blocks, (self.blocks["state"] != "free") | self.captured)
+    def largest_block_bytes(self):
+        """Bytes of the largest free block."""
+        return int(self._free["nbytes"].max(initial=0))
 
     @property
     def rounding(self):
@@ -285,7 +285,7 @@ class Report:
             part = states == state
             columns[f"{state}_bytes"] = sums(part, self.blocks["nbytes"][part].astype(float))
         largest = np.zeros(len(rows), np.uint64)
-        np.maximum.at(largest, self._free["segment"], self._free["nbytes"])
+        np.maximum.at(largest, *_runs(self.blocks, states != "free"))
         columns["largest_free_bytes"] = largest.tolist()
         for index, row in enumerate(rows):
             row.update((name, values[index]) for name, values in columns.items())
@@ -447,13 +447,18 @@ def _total(blocks):
     return int(blocks["nbytes"].sum(dtype=np.uint64))
 
 
+def _runs(blocks, taken):
+    """Segment and bytes of the runs of neighbours in one segment of which none is taken; some of them have no bytes."""
+    order = np.argsort(blocks["segment"], kind="stable")
+    segment = blocks["segment"][order]
+    begins = taken[order]
+    begins[1:] |= np.diff(segment) != 0
+    begins[:1] = True
+    starts = np.flatnonzero(begins)
+    nbytes = np.where(taken, 0, blocks["nbytes"])[order]
+    return segment[starts], np.add.reduceat(nbytes, starts) if len(starts) else nbytes
+
+
 def _longest_run(blocks, taken):
     """Bytes of the longest run of neighbours in one segment of which none is taken."""
-    if not len(blocks):
-        return 0
-    order = np.argsort(blocks["segment"], kind="stable")
-    begins = taken[order]
-    begins |= np.diff(blocks["segment"][order], prepend=blocks["segment"][order[0]]) != 0
-    begins[0] = True
-    nbytes = np.where(taken, 0, blocks["nbytes"])[order]
-    return int(np.add.reduceat(nbytes, np.flatnonzero(begins)).max())
+    return int(_runs(blocks, taken)[1].max(initial=0))

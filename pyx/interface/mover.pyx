@@ -359,7 +359,7 @@ cdef class Mover(Upkeep):
         -----
         Runtime complexity: O(blocks); with blocks that may move O(blocks log blocks), and a copy for each move.
         """
-        before = self.inspect().largest_free_bytes
+        before = self.inspect().largest_block_bytes
         self.streams.settle()
         with nogil:
             self.areas.coalesce()
@@ -369,7 +369,7 @@ cdef class Mover(Upkeep):
             for source, target, _ in () if exported else moves_of(self.records()[1], moving):
                 if source in moving:
                     self.move(moving[source], target)
-        return max(0, self.inspect().largest_free_bytes - before)
+        return max(0, self.inspect().largest_block_bytes - before)
 
     def suspend(self, tag=None, offload=False):
         """Give up the memory of live blocks, and keep their addresses.

@@ -281,11 +281,16 @@ class SnapshotModel extends Model {
     }));
     const moment = new Moment(this, segments);
     moment.reserved = this.header.reserved;
+    let run = 0; // of free blocks side by side, which streams have yet to merge
     for (let block = 0; block < this.count; block++) {
       const mine = segments[segment[block]];
       const nbytes = size[block] * this.unit;
-      if (state[block] === LIVE) moment.live(block, mine);
-      else if (state[block] === FREE) moment.gap(mine, size[block]);
+      if (state[block] === FREE) {
+        run += size[block];
+        if (block + 1 < this.count && state[block + 1] === FREE && segment[block + 1] === segment[block]) continue;
+        moment.gap(mine, run);
+        run = 0;
+      } else if (state[block] === LIVE) moment.live(block, mine);
       else if (state[block] === PENDING) {
         moment.pending += nbytes;
         mine.pending += nbytes;
