@@ -16,7 +16,13 @@ import vpool
 from tests.helpers.pools import host_pool, simulated_pool
 
 # Files that take minutes, longest first: where files run side by side, no core waits for one of them at the end.
-LONGEST = ("test_format_damage.py", "test_sanitizers.py", "test_packaging.py", "test_source_code.py")
+LONGEST = (
+    "test_format_damage.py",
+    "test_sanitizers.py",
+    "test_thread_sanitizer.py",
+    "test_packaging.py",
+    "test_source_code.py",
+)
 
 
 def pytest_configure(config):

@@ -27,10 +27,6 @@ def sanitized(*arguments, timeout):
     assert " 0 reports name vpool" in said
 
 
-def test_a_stress_of_threads_has_no_report():
-    sanitized("thread", "--seconds", "5", timeout=1800)
-
-
 def test_a_stress_faults_and_hostile_calls_have_no_report(monkeypatch):
     """One build for all of them: addresses and undefined behaviour."""
     monkeypatch.setenv("VPOOL_FUZZ", "150")
