@@ -105,7 +105,7 @@ def soak(seconds, seed):
 
 def test_a_simulated_soak():
     """16 threads, 8 streams; besides the bytes, the streams themselves say whether work was ordered."""
-    soak(20, seed=1)
+    soak(60, seed=1)
 
 
 @pytest.mark.long
