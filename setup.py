@@ -94,12 +94,12 @@ DIRECTIVES = {
 SANITIZE = [f"-fsanitize={os.environ['VPOOL_SANITIZE']}"] if os.environ.get("VPOOL_SANITIZE") else []
 # Threads count at once: counters that lose some may even fall below zero.
 INSTRUMENT = ["--coverage", "-fprofile-update=atomic"] if COVERAGE else SANITIZE
-# -fno-strict-aliasing: Cython's own choice for extension types.  CYTHON_INLINE: the hit path is many small functions,
-# and calls between them would double its time.  No -march: a wheel runs anywhere.  What counts lines or checks each
-# access gains little from an optimizer, which takes longer than the tests.
+# CYTHON_INLINE: the hit path is many small functions, and calls between them would double its time.  What counts lines
+# or checks each access gains little from an optimizer, which takes longer than the tests.
+SPEED = ["-O0"] if INSTRUMENT else ["-O3", "-DCYTHON_INLINE=inline __attribute__((always_inline))"]
+# -fno-strict-aliasing: Cython's own choice for extension types.  No -march: a wheel runs anywhere.
 COMPILE_ARGS = [
-    "-O0" if INSTRUMENT else "-O3",
-    "-DCYTHON_INLINE=inline __attribute__((always_inline))",
+    *SPEED,
     "-fno-strict-aliasing",
     "-Wall",
     "-Wno-unused-function",
