@@ -230,6 +230,15 @@ def test_next_to_nothing(opened, events):
     assert "event" in page.text("#about")
 
 
+def test_blocks_without_bytes_are_in_no_table(opened):
+    """They lie nowhere, so a report has none of them, and they keep no segment."""
+    trace = placed(made((1, 0), (2, 100), (3, 0), -2))
+    page = opened(trace)
+    for event in range(len(trace)):
+        page.choose(event)
+        expect_report(page, moment(trace, event).report)
+
+
 def test_names_in_a_file_are_text(opened, recording):
     trace, snapshot = recording
     page = opened(trace, "<img src=x onerror=alert(1)>.npz")

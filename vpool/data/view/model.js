@@ -243,16 +243,16 @@ class TraceModel extends Model {
       if (least > end) moment.gap(segments[place], least - end);
     };
     for (const block of this.byOffset) {
-      if (birth[block] > event || this.death[block] <= event) continue;
+      if (birth[block] > event || this.death[block] <= event || !size[block]) continue; // a report has none without bytes
       while (place + 1 < segments.length && segments[place + 1].begin <= offset[block]) {
         close(Infinity);
         end = segments[++place].begin;
       }
-      if (size[block] && segments.length) close(offset[block]);
+      if (segments.length) close(offset[block]);
       const within = segments.length && offset[block] >= segments[place].begin && offset[block] + size[block] <= stop();
-      if (within || !size[block]) moment.live(block, segments[place]);
+      if (within) moment.live(block, segments[place]);
       else moment.unmapped += size[block] * this.unit;  // suspended
-      if (size[block]) end = Math.max(end, offset[block] + size[block]);
+      end = Math.max(end, offset[block] + size[block]);
     }
     for (; place < segments.length; place++) {
       close(Infinity);
