@@ -142,6 +142,41 @@ class TestAdvice:
             assert "The source was called 40 times" in self.advice(pool)
             assert "40.0 MiB" in self.advice(pool)
 
+    def test_source_calls_for_what_went_back(self):
+        """A first segment alone would go back too, so the sentence says what keeps it; and that works."""
+
+        def run(keep, initial=0):
+            with vpool.Pool(vpool.Dynamic(initial=initial, growth="1MiB", limit=1.0), source="simulated") as pool:
+                for _ in range(40):
+                    blocks = [pool.allocate(32 * MIB) for _ in range(2)]
+                    for ptr in blocks:
+                        pool.deallocate(ptr)
+                    pool.trim(keep=keep)
+                return pool.stats.source_calls, self.advice(pool)
+
+        calls, advice = run(keep=0)
+        assert calls == 160
+        assert f"would take one call if it were kept, as trim(keep={64 * MIB}) does." in advice
+        assert run(keep=0, initial=64 * MIB)[0] == 80
+        assert run(keep=64 * MIB, initial=64 * MIB) == (1, "")
+
+    def test_a_first_segment_stands_beside_a_core(self):
+        hybrid = vpool.Hybrid(8 * MIB, block="64KiB", dynamic=vpool.Dynamic(initial=0, growth="1MiB", limit=1.0))
+        for strategy, told in ((hybrid, True), (vpool.Fixed(8 * MIB, block="64KiB", oversize="direct"), False)):
+            with vpool.Pool(strategy, source="simulated") as pool:
+                for _ in range(40):
+                    pool.allocate(MIB)
+                assert ("a first segment of 40.0 MiB, which was the peak beside the core" in self.advice(pool)) == told
+                assert ("first segment" in self.advice(pool)) == told
+
+    def test_mapped_memory_goes_back_from_beside_a_block(self):
+        hybrid = vpool.Hybrid(4 * MIB, block="64KiB", dynamic=vpool.Dynamic(initial=0))
+        with vpool.Pool(hybrid, source="simulated-vmm") as pool:
+            large, _ = pool.allocate(64 * MIB), pool.allocate(MIB)
+            pool.deallocate(large)
+            assert "kept for" not in self.advice(pool)
+            assert pool.trim() == 64 * MIB
+
     def test_a_device_that_others_fill(self):
         source = vpool.sources.Simulated(GIB)
         with vpool.Pool(vpool.Dynamic(initial=MIB, limit=1.0), source=source) as other:

@@ -81,7 +81,8 @@ def _of_fragmentation(report):
             f"Free memory is in {report.free_blocks} pieces: {format_bytes(report.free_bytes)} are free, but the "
             f"longest range of them is {format_bytes(report.largest_free_bytes)}."
         )
-    if report.segments < 2:
+    # Mapped memory goes back handle by handle, so a block keeps no more than its own.
+    if report.segments < 2 or report.movable_bytes is not None:
         return
     pinned = [
         row
@@ -118,12 +119,27 @@ def _of_idle(report):
                 f"{format_bytes(idle)} are reserved in segments without a live block: trim() gives them back"
                 f"{'' if report.adaptive else ', and Dynamic(adaptive=True) does so by itself'}."
             )
-    calls = report.source_calls
-    if calls >= _MANY_SOURCE_CALLS and not in_handles and not report.peaks_anew and report.reuse_ratio < 0.9:
-        yield (
-            f"The source was called {calls:,} times and served {1 - report.reuse_ratio:.0%} of all bytes: a first "
-            f"segment of {format_bytes(report.peak_reserved_bytes)}, which was the peak, would take one call."
-        )
+    yield from _of_source_calls(report)
+
+
+def _of_source_calls(report):
+    core = report.core
+    # Of a fixed core alone what does not fit is served one by one, and there is no first segment.
+    if report.movable_bytes is not None or report.peaks_anew or (core is not None and core["exclusive"]):
+        return
+    if report.source_calls < _MANY_SOURCE_CALLS or report.reuse_ratio >= 0.9:
+        return
+    peak = report.peak_reserved_bytes - (0 if core is None else core["reserved_bytes"])
+    if report.missed_bytes <= peak:
+        kept = ""
+    else:  # what went back was asked for again, and so it would be of a first segment
+        keeps = "without adaptive=True" if report.adaptive else f"as trim(keep={report.peak_reserved_bytes}) does"
+        kept = f" if it were kept, {keeps}"
+    yield (
+        f"The source was called {report.source_calls:,} times and served {1 - report.reuse_ratio:.0%} of all bytes: a "
+        f"first segment of {format_bytes(peak)}, which was the peak{'' if core is None else ' beside the core'}, would "
+        f"take one call{kept}."
+    )
 
 
 def _of_rounding(report):
