@@ -220,6 +220,8 @@ def test_a_trace_that_does_not_fit(opened):
     assert trace.failures[-1].tolist() == [len(trace), int(whole.bytes[len(trace)])]
     page = opened(trace)
     assert "out of memory at event" in page.text("#notes")
+    steps = int(np.count_nonzero(whole.marks_us <= whole.t_us[len(trace)]))
+    assert len(trace.marks_us) == steps < len(whole.marks_us)
 
 
 @pytest.mark.parametrize("events", [(), ((1, 0),), ((1, 100),), ((1, 100), -1)])

@@ -93,6 +93,9 @@ def _ended(trace, event):
 
 def _like(trace, events, notes, failures, details):
     """The first events of a trace, with other notes, failures and details."""
+    marks = trace.marks_us
+    if events < len(trace):  # no steps that begin after the request that fails
+        marks = marks[marks <= trace.t_us[: events + 1].max()]
     op, number, nbytes, stream, t_us = (
         column[:events] for column in (trace.op, trace.number, trace.bytes, trace.stream, trace.t_us)
     )
@@ -102,7 +105,7 @@ def _like(trace, events, notes, failures, details):
         nbytes,
         stream,
         t_us,
-        marks_us=trace.marks_us,
+        marks_us=marks,
         notes=notes,
         failures=failures,
         figures=trace.figures,

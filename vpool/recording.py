@@ -124,7 +124,9 @@ def _arrays(first, events, blocks, slots, held, pieces, spans, began, name):
     initial = initial[np.argsort(initial["address"], kind="stable")]
     if len(initial):
         were = "was" if len(initial) == 1 else "were"
-        notes.append(f"{plural(len(initial), 'block')} {were} live when the recording of pool {name!r} began")
+        # Of blocks whose allocation may be lost nobody knows whether they are older than the recording.
+        whence, begins = ("where what is left of", "begins") if first else ("when", "began")
+        notes.append(f"{plural(len(initial), 'block')} {were} live {whence} the recording of pool {name!r} {begins}")
     # One row an event of the trace: the initial blocks, then what was kept, with frees that nobody saw before it.
     body = np.repeat(pairs, 1 + closes)
     extra = np.zeros(len(body), bool)
