@@ -232,6 +232,11 @@ def test_next_to_nothing(opened, events):
     assert "event" in page.text("#about")
 
 
+def test_numbers_that_a_page_cannot_hold():
+    with pytest.raises(ValueError, match=r"from 0 to 2\*\*53: requested has some from 1 to 9007199254740993"):
+        page_of_trace(placed(made((1, 1), (2, 2**53 + 1))), "large", "here")
+
+
 def test_blocks_without_bytes_are_in_no_table(opened):
     """They lie nowhere, so a report has none of them, and they keep no segment."""
     trace = placed(made((1, 0), (2, 100), (3, 0), -2))

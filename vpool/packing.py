@@ -28,7 +28,9 @@ class Packed:
         """Add a column; one that is `rising` never falls."""
         values = np.asarray(numbers).astype(np.int64)
         if len(values) and (int(values.min()) < 0 or int(values.max()) > 2**53):
-            raise ValueError(f"column {name} has numbers below 0 or above 2**53")
+            raise ValueError(
+                f"a page holds whole numbers from 0 to 2**53: {name} has some from {values.min()} to {values.max()}"
+            )
         if rising and len(values):
             values = np.diff(values, prepend=0)
             if int(values.min()) < 0:
