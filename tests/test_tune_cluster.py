@@ -1,6 +1,7 @@
 """Tuning on Dask: the same results from other processes, also where one of them dies."""
 
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -112,6 +113,42 @@ def test_no_worker():
         pytest.raises(vpool.Error, match="no worker"),
     ):
         vpool.tune(made(*SMALL), trials=4, scheduler=empty.scheduler_address)
+
+
+def test_a_worker_without_this_vpool_is_named(cluster, monkeypatch):
+    def _version():
+        raise ModuleNotFoundError("No module named 'vpool'")
+
+    monkeypatch.setattr("vpool.cluster._version", _version)
+    with pytest.raises(vpool.Error, match=r"worker tcp://.* cannot load vpool .*: .*No module named 'vpool'"):
+        vpool.tune(made(*SMALL), trials=4, scheduler=cluster.scheduler_address)
+
+
+def test_a_scheduler_that_is_lost_is_said(tmp_path):
+    command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard"]
+    file = tmp_path / "scheduler.json"
+    scheduler = subprocess.Popen([*command, "--scheduler-file", str(file)], stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not file.exists() or not file.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        address = json.loads(file.read_text())["address"]
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "distributed.cli.dask_worker", address, "--no-nanny", "--no-dashboard"],
+            cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, stderr=subprocess.DEVNULL
+        )  # fmt: skip
+        try:
+            with distributed.Client(address, timeout="60s", set_as_default=False) as client:
+                client.wait_for_workers(1, timeout=60)
+                with pytest.raises(vpool.Error, match="the cluster was lost while it measured: "):
+                    vpool.tune(TRACE, trials=TRIALS, scheduler=client, progress=lambda done, of: scheduler.kill())
+        finally:
+            worker.kill()
+            worker.wait()
+    finally:
+        scheduler.kill()
+        scheduler.wait()
 
 
 def test_another_version_is_refused(cluster, monkeypatch):

@@ -30,8 +30,8 @@ def on_dask(scheduler, workers=None, workloads=()):
     Raises
     ------
     Error
-        Where Dask is not installed, the scheduler cannot be reached or has no worker, or a worker's vpool is
-        not this one.
+        Where Dask is not installed, the scheduler cannot be reached or has no worker, a worker has no vpool or another
+        one, or, of the function, where the scheduler is lost or a trial is given up since it ends every worker.
 
     Notes
     -----
@@ -55,9 +55,24 @@ def on_dask(scheduler, workers=None, workloads=()):
                 client.submit(_measured, unpacked[id(workload)], chunk, pure=False, retries=_RETRIES)
                 for chunk in chunks
             ]
-            return [figures for chunk in client.gather(futures) for figures in chunk]
+            try:
+                return [figures for chunk in client.gather(futures) for figures in chunk]
+            except (*_lost(), OSError) as reason:
+                raise Error(f"the cluster was lost while it measured: {_first_line(reason)}") from None
 
         yield evaluate
+
+
+def _lost():
+    """What the futures of a scheduler that is gone raise, and those of a trial that no worker survives."""
+    from distributed.client import FutureCancelledError
+    from distributed.scheduler import KilledWorker
+
+    return FutureCancelledError, KilledWorker
+
+
+def _first_line(reason):
+    return str(reason).partition("\n")[0] or type(reason).__name__
 
 
 def _measured(workload, texts):
@@ -89,17 +104,16 @@ def _client(stack, scheduler, workers):
 
 
 def _check_versions(client):
-    found = client.run(_version)
+    # Where vpool is not there, the function is not either, and a worker says so as an Exception that is of no kind.
+    found = client.run(_version, on_error="return")
     if not found:
         raise Error("the scheduler has no worker")
     for worker, version in found.items():
+        if isinstance(version, BaseException):
+            raise Error(f"worker {worker} cannot load vpool {__version__}: {_first_line(version)}")
         if version != __version__:
             raise Error(f"worker {worker} has vpool {version}, and this is {__version__}")
 
 
 def _version():
-    try:
-        from vpool.version import __version__ as version
-    except ImportError:
-        return None
-    return version
+    return __version__
