@@ -322,3 +322,45 @@ def test_events_that_are_not_there_cannot_be_replayed(begin, end):
             replayer.run(begin, end)
         assert replayer.run(2, 2) == 2
         assert np.array_equal(trace.op, made(*SMALL).op)
+
+
+def test_a_mark_comes_where_the_step_begins_although_the_clock_goes_back():
+    """What the first step freed is complete for the second's stream, which need not wait for it."""
+
+    def driver_calls(t_us, marks_us):
+        trace = vpool.Trace([0, 1] * 3, [0, 0, 1, 1, 2, 2], [MIB] * 6, [0, 0, 1, 1, 1, 1], t_us, marks_us)
+        return vpool.replay(trace, vpool.Dynamic(initial=0, growth=4096), pessimistic=True).driver_calls
+
+    back = driver_calls([0, 1, 10, 2, 3, 4], [0, 10])
+    assert back == driver_calls([0, 1, 10, 10, 10, 10], [0, 10])
+    assert back < driver_calls([0, 1, 10, 10, 10, 10], [0])
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
+def test_streams_are_looked_through_as_by_a_pool_that_met_them_in_that_order(order):
+    """A request takes other streams' free blocks in the order in which the pool got to know them."""
+    random = np.random.default_rng(3)
+    sizes = (2 ** random.uniform(0, 30, 400)).astype(np.int64).tolist()
+    homes = [*order, *random.integers(3, size=397).tolist()]
+    events, live = [], []
+    for one in range(400):
+        events.append((0, one))
+        live.append(one)
+        while live and random.random() < 0.49:
+            events.append((1, live.pop(int(random.integers(len(live))))))
+    op, number = zip(*events, strict=True)
+    nbytes, stream = [sizes[one] for one in number], [homes[one] for one in number]
+    trace = vpool.Trace(op, number, nbytes, stream, range(len(op)))
+    found = vpool.replay(trace, vpool.Dynamic(initial=0))
+    with vpool.Pool(vpool.Dynamic(initial=0, limit=1.0), source="simulated", debug=()) as pool:
+        handle = [0] + [pool.source.driver.create_stream() for _ in range(2)]
+        address = {}
+        for free, one, size, index in zip(op, number, nbytes, stream, strict=True):
+            if free:
+                pool.deallocate(address.pop(one), stream=handle[index])
+            else:
+                address[one] = pool.allocate(size, stream=handle[index])
+        for left in address.values():
+            pool.deallocate(left)
+        stats = pool.stats
+    assert (found.peak_reserved_bytes, found.source_calls) == (stats.peak_reserved_bytes, stats.source_calls)

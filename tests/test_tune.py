@@ -218,6 +218,14 @@ class TestHeldOut:
     def test_without_steps_it_is_half_of_the_events(self):
         assert [len(half) for half in halves(made((1, 5), -1, (2, 5), -2))] == [2, 2]
 
+    def test_a_clock_that_goes_back_leaves_the_steps_as_they_are(self):
+        arrays = arrays_of((1, 5), -1, (2, 5), -2, (3, 5), -3, marks_us=[0, 10])
+        trace = vpool.Trace(**{**arrays, "t_us": [0, 1, 10, 2, 3, 4]})
+        assert trace.steps == [(0, 2), (2, 6)]
+        first, second = halves(trace)
+        assert (len(first), len(second)) == (2, 4)
+        assert (first.marks_us.tolist(), second.marks_us.tolist()) == ([0], [10])
+
     def test_what_has_no_halves_is_tuned_all_the_same(self):
         assert halves(made((1, 5), -1)) is None
         assert vpool.tune(made((1, 5 * MIB)), trials=16).holdout is None

@@ -10,7 +10,6 @@ import numpy as np
 from vpool import sources
 from vpool._interface.pool import Pool
 from vpool._interface.replay import Replayer
-from vpool.arrays import distinct
 from vpool.errors import PatternError, SourceError
 from vpool.report import Report
 from vpool.shortage import Shortage
@@ -42,7 +41,7 @@ class ReplayResult:
     reserved_over_live : float
         peak reserved / peak live; 1 is perfect, 0 where nothing is ever live.
     source_calls : int
-        Segments asked of the source, refused ones counted, over all passes.
+        Segments asked of the source and given back, refused ones counted, over all passes.
     external_fragmentation, internal_fragmentation, utilization : float
         Of the pool at the moment of the first pass when the most bytes are live (see `Report`), or
         when it ran out of memory.
@@ -173,11 +172,19 @@ def streams_of(driver, trace):
     """A stream for each of the trace's by its index: 0 is the default stream, the others are new."""
     made = {}
     with contextlib.ExitStack() as stack:  # goes on where one cannot be destroyed
-        for index in distinct(trace.stream):
-            made[int(index)] = driver.create_stream() if index else 0
+        for index in _by_first_use(trace.stream):
+            made[index] = driver.create_stream() if index else 0
             if index:
-                stack.callback(driver.destroy_stream, made[int(index)])
+                stack.callback(driver.destroy_stream, made[index])
         yield made
+
+
+def _by_first_use(stream):
+    """The streams of a trace in the order in which a pool gets to know them, in which it looks through their blocks."""
+    first = np.full(int(stream.max(initial=0)) + 1, -1, np.int64)
+    first[stream[::-1]] = np.arange(len(stream) - 1, -1, -1)
+    order = np.argsort(first, kind="stable")
+    return order[first[order] >= 0].tolist()
 
 
 def pool_for(policy, source, capacity):

@@ -116,7 +116,8 @@ def halves(trace):
     -----
     O(n) for n events.
     """
-    steps = np.searchsorted(trace.t_us, np.sort(trace.marks_us))
+    clock = np.maximum.accumulate(trace.t_us)  # as the trace's own steps have it
+    steps = np.searchsorted(clock, np.sort(trace.marks_us))
     middle = int(steps[len(steps) // 2]) if len(steps) > 1 else len(trace) // 2
     births = trace.op == ALLOCATE
     before = np.arange(len(trace)) < middle
@@ -127,7 +128,7 @@ def halves(trace):
     live[trace.number[births & before]] = True
     live[trace.number[~births & before]] = False
     carried = births & before & live[trace.number]
-    late = trace.marks_us >= trace.t_us[middle]
+    late = trace.marks_us >= clock[middle]
     return _chosen(trace, before, trace.marks_us[~late]), _chosen(trace, ~before | carried, trace.marks_us[late])
 
 
