@@ -181,6 +181,38 @@ class TestOutOfMemory:
         assert result.ns_per_event == result.warm_ns_per_event[0]
         assert result.ns_per_event > 400_000_000  # of two events, and not of all 997
 
+    def test_source_calls_are_those_up_to_there(self):
+        """An adaptive pool gives segments back for what the replay frees in the end."""
+        strategy = vpool.Dynamic(initial=0, growth=1.5, adaptive=True)
+        failed = 0
+        for seed in range(12):
+            random = np.random.default_rng(seed)
+            events, live = [], []
+            for one in range(1, 200):
+                events.append((one, int(2 ** random.uniform(10, 30))))
+                live.append(one)
+                while live and random.random() < 0.49:
+                    events.append(-live.pop(int(random.integers(len(live)))))
+            trace = made(*events)
+            capacity = trace.peak_live_bytes * 9 // 8
+            result = vpool.replay(trace, strategy, capacity=capacity)
+            if result.oom is None:
+                continue
+            failed += 1
+            with vpool.Pool(strategy.within(capacity), source=vpool.sources.Simulated(capacity), debug=()) as pool:
+                address = {}
+                for event in events[: result.oom["event"]]:
+                    if isinstance(event, tuple):
+                        address[event[0]] = pool.allocate(event[1])
+                    else:
+                        pool.deallocate(address.pop(-event))
+                with pytest.raises(vpool.OutOfMemoryError):
+                    pool.allocate(result.oom["requested"])
+                assert result.source_calls == pool.stats.source_calls
+                for left in address.values():
+                    pool.deallocate(left)
+        assert failed > 2
+
     @pytest.mark.parametrize("share", [0.5, 0.9])
     def test_of_a_recorded_trace(self, share):
         trace = recorded("resnet_train")

@@ -213,6 +213,7 @@ class _Run:
         self.replayer = replayer
         self.worst = None
         self.oom = None
+        self.stopped = None
         self.nanoseconds = []
         self.events = []  # of each pass, with the request that failed
         self.driver_calls = []
@@ -224,7 +225,7 @@ class _Run:
             self._run_pass(number)
             if self.oom is not None:
                 break
-        trace, stats = self.trace, self.pool.stats
+        trace, stats = self.trace, self.pool.stats if self.stopped is None else self.stopped
         worst = self.worst if self.worst is not None else self.pool.inspect()
         per_event = [
             None if self.patterns else ns / max(1, events)
@@ -281,6 +282,8 @@ class _Run:
         self.worst_driver_ns.append(self.replayer.worst_ns)
         self.events.append(len(self.trace) if self.oom is None else self.oom["event"] + 1)
         self.nanoseconds.append(max(0, self.replayer.nanoseconds - begin - passed))
+        if self.oom is not None:
+            self.stopped = self.pool.stats  # what the end frees may go back, which the trace never came to
         if not self.replayer.finish():
             self._source_failed("the end of the trace")
             raise PatternError("a block that was live at the end of the trace does not hold its pattern")

@@ -248,4 +248,4 @@ def _check_header(record, header):
             f"made by vpool {record.get('vpool')}, whose figures may differ from those of {header['vpool']}"
         )
     if record.get("workloads") != header["workloads"]:
-        raise FormatError("of other traces, or of another capacity, number of passes or maintenance")
+        raise FormatError("of other traces, held-out halves, capacity, number of passes or maintenance")
