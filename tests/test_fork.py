@@ -435,6 +435,35 @@ def test_the_default_pool(times):
     run_forking(DEFAULT_POOL, times)
 
 
+LOADING = """
+# A thread that has begun to load what says which CUDA there is, as the first use of a default pool does.
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == 'importlib.metadata':
+            begun.set()
+            time.sleep(0.5)
+
+def load():
+    try:
+        vpool.sources.cuda_missing()
+    except vpool.ForkedProcessError:
+        pass                       # where there is a device, the parent has used it
+
+begun = threading.Event()
+sys.modules.pop('importlib.metadata', None)
+sys.meta_path.insert(0, Slow())
+thread = threading.Thread(target=load)
+thread.start()
+assert begun.wait(60)
+ended(fork(load))
+thread.join()
+"""
+
+
+def test_a_fork_while_another_thread_looks_for_cuda():
+    run_forking(LOADING, 1)
+
+
 MULTIPROCESSING = """
 import multiprocessing, os, sys
 import vpool

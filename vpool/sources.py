@@ -5,6 +5,8 @@ A name (``"cuda"``, ``"cuda-vmm"``, ``"cuda-async"``, ``"pinned"``, ``"managed"`
 """
 
 import operator
+import os
+import threading
 from collections.abc import Callable
 
 from vpool._storage.cuda_built import CUDA_MAJOR
@@ -43,6 +45,11 @@ _FORKED = (
 _NOT_AFTER_FORK = "cudaErrorInitializationError"  # what CUDA says in a child if somebody used it in the parent
 _OLD_DRIVER = "cudaErrorInsufficientDriver"  # also where there is no driver at all
 
+# Of what is loaded on first use.  A fork waits for it: a child that loads a module which another thread of its parent
+# was loading would wait for that thread forever.
+_loading = threading.RLock()
+os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
+
 _cuda_driver = None
 _other_drivers: dict[tuple, Driver] = {}  # of pinned, managed and the driver's own memory
 _cuda_missing = None
@@ -56,9 +63,9 @@ def _load_cuda(again=False):
     global _cuda_driver, _cuda_missing
     if _cuda_driver is None and (again or _cuda_missing is None):
         try:
-            _check_major()
-            from vpool._storage.cuda_driver import CudaDriver
-
+            with _loading:
+                _check_major()
+                from vpool._storage.cuda_driver import CudaDriver
             _cuda_driver = CudaDriver()
         except (ImportError, RuntimeError) as reason:
             if forks() and _NOT_AFTER_FORK in str(reason):
