@@ -177,6 +177,25 @@ def test_two_captures_share_memory_if_told():
     assert driver.used() == 0
 
 
+def test_a_capture_that_was_to_share_memory_which_is_released_has_its_own():
+    pool, driver = fake_pool()
+    with Graph(driver) as first:
+        pool.deallocate(pool.allocate(MIB, stream=first.stream))
+    with Graph(driver) as second:
+        pool.share_capture(second.id, first.id)
+        pool.release_capture(first.id)
+        pool.deallocate(pool.allocate(MIB, stream=second.stream))
+    pool.close()
+    del pool
+    gc.collect()
+    assert driver.used() > 0, "the graph may use it"
+    other, _ = fake_pool()
+    second.destroy()
+    other.trim()
+    gc.collect()
+    assert driver.used() == 0
+
+
 @pytest.mark.parametrize("spoil", [False, True])
 def test_a_capture_that_shares_and_allocates_nothing_keeps_nothing(spoil):
     """Only what allocates can be asked for its graph, so nothing would tell that it is over."""
