@@ -412,6 +412,32 @@ def test_forgetting_an_object_forgets_its_own_stream():
         assert pool.crossings == before
 
 
+@pytest.mark.parametrize("on_pressure", ["wait", "raise"])
+@pytest.mark.parametrize("lend", ["allocate", "empty"])
+@pytest.mark.parametrize("met", ["never", "before", "forgotten"])
+def test_a_free_on_a_stream_that_is_gone_waits_for_its_work(met, lend, on_pressure):
+    """Also where the pool has no slot for it, as for one that only ever uses blocks and is met by the free."""
+    with ordered_pool(GRANULE, on_pressure=on_pressure) as pool:
+        checker = Checker(pool)
+        driver = pool.source.driver
+        stream = driver.create_stream()
+        if met != "never":
+            pool.deallocate(pool.allocate(256, stream))
+            pool.coalesce()
+        if met == "forgotten":
+            pool.forget_stream(stream)
+        block = getattr(pool, lend)(GRANULE)
+        checker.take(int(block), GRANULE, 0)
+        checker.use(int(block), 0)
+        driver.wait(stream, driver.number_of(0))
+        checker.use(int(block), stream)
+        del checker.live[int(block)]
+        driver.destroy_stream(stream)
+        pool.deallocate(block, stream)
+        checker.allocate(GRANULE)
+        checker.finish()
+
+
 def test_many_streams_come_and_go():
     with ordered_pool(4 * GRANULE) as pool:
         checker = Checker(pool)
