@@ -12,7 +12,7 @@ from vpool._base.lock cimport atomic_read
 from vpool._base.turn cimport turn_give, turn_take
 from vpool._interface.diagnosis cimport source_error
 from vpool._management.areas cimport Areas
-from vpool._management.order cimport order_drain, order_drain_device, order_make, order_reachable
+from vpool._management.order cimport order_drain, order_make, order_reachable
 from vpool._management.state cimport CoreState
 from vpool._storage.driver cimport CAPTURE_NONE, STATUS_NOT_READY, STATUS_OK
 from vpool._storage.heaps cimport Heaps
@@ -90,9 +90,7 @@ cdef class Access:
         """Wait for all work, also of graphs, which any stream may launch; False while something captures."""
         cdef int status
         with nogil:
-            turn_take(&self.areas.state.crossing_turn)
-            status = order_drain_device(self.areas.state, self.areas.core.source)
-            turn_give(&self.areas.state.crossing_turn)
+            status = self.areas.drain_device()
         if status == STATUS_NOT_READY:
             return False
         if status != STATUS_OK:

@@ -9,7 +9,6 @@ from libc.stdint cimport uint32_t, uint64_t
 from vpool._base.bias cimport Seat, bias_leave, bias_try_enter
 from vpool._base.clock cimport now_ns
 from vpool._base.lock cimport atomic_read
-from vpool._base.turn cimport turn_give, turn_take
 from vpool._base.types cimport GRANULE, BlockId, likely, round_up
 from vpool._interface.diagnosis cimport forked, over_limit, source_error, stray
 from vpool._interface.events cimport read_origins
@@ -27,7 +26,7 @@ from vpool._management.noted cimport (
     noted_try_free,
     noted_try_lend,
 )
-from vpool._management.order cimport order_drain_device, order_waited
+from vpool._management.order cimport order_waited
 from vpool._management.state cimport (
     STATE_ADAPTIVE,
     STATE_CLOSED,
@@ -265,9 +264,7 @@ cdef class Lender:
             # Its work is perhaps not complete, and the pool may never have met it: wait for the device.
             self.streams.settle()
             with nogil:
-                turn_take(&self.core.state.crossing_turn)
-                status = order_drain_device(&self.core.state, self.core.source)
-                turn_give(&self.core.state.crossing_turn)
+                status = self.areas.drain_device()
             if status != STATUS_OK:
                 why = " while a capture goes on" if status == STATUS_NOT_READY else ""
                 raise source_error(self.core, status, f"the stream is gone, and the device cannot be waited for{why}")

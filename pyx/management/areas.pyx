@@ -15,7 +15,7 @@ from vpool._management.idle cimport idle_look, idle_trim
 from vpool._management.journal cimport MOST_TAGS, TagCount, journal_close
 from vpool._management.ladder cimport ladder_climb, ladder_ensure, ladder_reserve, ladder_search_all
 from vpool._management.noted cimport noted_free, noted_lend
-from vpool._management.order cimport order_waited
+from vpool._management.order cimport order_drain_device, order_waited
 from vpool._management.planned cimport Planned
 from vpool._management.state cimport (
     RUNG_MERGE,
@@ -344,6 +344,17 @@ cdef class Areas:
         if self.fixed is not None:
             other = self.fixed.drain()
         return status if not order_waited(status) or other == STATUS_OK else other
+
+    cdef int drain_device(self) noexcept nogil:
+        """Wait for all work of the device, also of graphs and of streams that the pool never met.
+
+        STATUS_NOT_READY, and nothing is waited for, while something captures.
+        """
+        cdef int status
+        turn_take(&self.state.crossing_turn)
+        status = order_drain_device(self.state, self.core.source)
+        turn_give(&self.state.crossing_turn)
+        return status
 
     cdef bint put(self, uint64_t address, uint16_t hint) noexcept nogil:
         """Take back the live block at `address`, looking in the hinted slot's arena first."""

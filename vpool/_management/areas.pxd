@@ -60,6 +60,7 @@ cdef class Areas:
     cdef void end_capture(self, int slot) noexcept nogil
     cdef void give_to_host(self, int slot) noexcept nogil
     cdef int drain(self) noexcept nogil
+    cdef int drain_device(self) noexcept nogil
     cdef bint put(self, uint64_t address, uint16_t hint) noexcept nogil
     cdef bint free_on(self, uint64_t address, uint16_t freer) noexcept nogil
     cdef int use_on(self, uint64_t address, uint16_t user) noexcept nogil
