@@ -8,7 +8,6 @@ from libc.stdint cimport uint32_t, uint64_t
 from vpool._base.lock cimport lone_count
 from vpool._base.types cimport (
     BLOCK_FREE,
-    BLOCK_LENT,
     BLOCK_LIVE,
     BLOCK_SUSPENDED,
     BLOCK_UNMAPPED,
@@ -19,52 +18,30 @@ from vpool._management.arena cimport Arena, arena_raise_peaks
 from vpool._management.core cimport Core
 from vpool._management.holes cimport holes_adopt
 from vpool._management.index cimport live_insert
-from vpool._management.lend cimport Extent, lend_edge, lend_home, lend_isolate, lend_unadopt
+from vpool._management.lend cimport Extent, lend_home, lend_isolate, lend_unadopt
 from vpool._management.mapped cimport Mapped, mapped_active_at, mapped_at
 from vpool._management.merge cimport free_alone, merge_free
 from vpool._management.record cimport record_new
 from vpool._management.state cimport Absence, CoreState, Suspended, lock_all, unlock_all
-from vpool._management.walk cimport walk_link_loans
-
-
-cdef void _visit(Core core, Arena* arena, BlockId edge_id, visit_t visit, void* context) noexcept nogil:
-    """Visit every block behind an edge, also those in loans, in the order of addresses.  All locks are held.
-
-    A visit may change its own block and merge it with its neighbours; the record before it stays.  No recursion, as
-    in a copy of all blocks (see `walk`): the edge of an extent keeps the edge that the walk came from.
-    """
-    cdef CoreState* state = &core.state
-    cdef BlockId before = edge_id
-    cdef BlockId block_id, loan_id, from_id
-    cdef Block* edge
-    cdef Block* block
-    while True:
-        block_id = arena.blocks[before].next
-        if block_id == 0:                         # behind the last one: up again
-            edge = &arena.blocks[edge_id]
-            from_id = <BlockId> edge.nbytes
-            if from_id == 0:
-                return
-            edge.nbytes = 0
-            arena = <Arena*> edge.stamp
-            before = edge.list_next
-            edge_id = from_id
-            continue
-        block = &arena.blocks[block_id]
-        loan_id = 0
-        if block.state == BLOCK_LENT:
-            loan_id = lend_edge(arena, block_id, state.arenas[block.slot])
-        if loan_id:
-            arena = state.arenas[block.slot]
-            arena.blocks[loan_id].nbytes = edge_id
-            before = edge_id = loan_id
-        elif not visit(core, arena, edge_id, block_id, context):
-            before = block_id
+from vpool._management.walk cimport Place, walk_link_loans, walk_next
 
 
 cdef void absences_visit(Core core, visit_t visit, void* context) noexcept nogil:
+    """Visit every block of the mapped range, also those in loans, in the order of addresses.  All locks are held.
+
+    A visit may change its own block and merge it with its neighbours, and says whether it is gone; the record before
+    it stays.
+    """
+    cdef Place place
+    cdef BlockId block_id
+    place.arena = core.state.arenas[0]
+    place.edge_id = place.before = core.state.mapped.edge
     walk_link_loans(&core.state)
-    _visit(core, core.state.arenas[0], core.state.mapped.edge, visit, context)
+    block_id = walk_next(&core.state, &place)
+    while block_id:
+        if not visit(core, place.arena, place.edge_id, block_id, context):
+            place.before = block_id
+        block_id = walk_next(&core.state, &place)
 
 
 cdef void absences_make(Block* block) noexcept nogil:

@@ -523,26 +523,23 @@ cdef class Areas:
         request_init(self, request, self.state.arenas[0], nbytes, GRANULE)
         request.guards = guards
         request.nbytes = round_up(nbytes + guards, request.arena.rounding)
-        if not self.grows:
-            self.fixed.coalesce()                 # what is pending and ready counts
-            found = self.has_free(nbytes + guards)
-            if not found and self.fixed.may_wait:
-                request.tried |= <uint32_t> 1 << <int> RUNG_WAIT
-                status = self.fixed.drain()
-                found = self.has_free(nbytes + guards)
-                if not found and not order_waited(status):
-                    request.status = status
-            return found
-        found = ladder_reserve(self.core, request)
-        if not found and self.core.may_wait and not request_broken(request):
+        found = self.has_room(request, nbytes + guards)
+        if not found and (self.core.may_wait if self.grows else self.fixed.may_wait) and not request_broken(request):
             request.tried |= <uint32_t> 1 << <int> RUNG_WAIT
-            status = self.core.drain()
-            found = ladder_reserve(self.core, request)
+            status = self.core.drain() if self.grows else self.fixed.drain()
+            found = self.has_room(request, nbytes + guards)
             if not found and not order_waited(status):
                 request.status = status
         if self.state.word & STATE_CLOSED:        # meanwhile
             self.after_free()
         return found
+
+    cdef bint has_room(self, Request* request, uint64_t nbytes) noexcept nogil:
+        """What `reserve` asks for, without a wait."""
+        if self.grows:
+            return ladder_reserve(self.core, request)
+        self.fixed.coalesce()                     # what is pending and ready counts
+        return self.has_free(nbytes)
 
     cdef bint has_free(self, uint64_t nbytes) noexcept nogil:
         """Whether so many bytes of the core are neither live, pending nor kept for a capture.  O(streams)."""

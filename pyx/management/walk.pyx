@@ -71,6 +71,38 @@ cdef void walk_link_loans(CoreState* state) noexcept nogil:
             edge_id = arena.blocks[edge_id].list_prev
 
 
+cdef BlockId walk_next(CoreState* state, Place* place) noexcept nogil:
+    """The next block in the order of addresses, 0 behind the last one; those of a loan stand where the loan does.
+
+    The caller sets `before` to it, unless it merged it with that.  No recursion, since loans may nest deeper than a
+    stack: an extent's edge, which has no bytes, keeps the edge that the walk came from meanwhile.
+    """
+    cdef BlockId block_id, loan_id, from_id
+    cdef Block* edge
+    cdef Block* block
+    while True:
+        block_id = place.arena.blocks[place.before].next
+        if block_id == 0:                         # behind the last one: up again
+            edge = &place.arena.blocks[place.edge_id]
+            from_id = <BlockId> edge.nbytes
+            if from_id == 0:
+                return 0
+            edge.nbytes = 0
+            place.arena = <Arena*> edge.stamp
+            place.before = edge.list_next
+            place.edge_id = from_id
+            continue
+        block = &place.arena.blocks[block_id]
+        loan_id = 0
+        if block.state == BLOCK_LENT:
+            loan_id = lend_edge(place.arena, block_id, state.arenas[block.slot])
+        if loan_id == 0:
+            return block_id
+        place.arena = state.arenas[block.slot]
+        place.arena.blocks[loan_id].nbytes = place.edge_id
+        place.before = place.edge_id = loan_id
+
+
 cdef uint16_t _waits_for(CoreState* state, Arena* arena, BlockId block_id) noexcept nogil:
     """The slot whose work a block waits for."""
     cdef Block* block = &arena.blocks[block_id]
@@ -118,40 +150,6 @@ cdef void _copy_block(CoreState* state, Arena* arena, BlockId block_id, uint32_t
     copying.count += 1
 
 
-cdef void _copy_blocks(CoreState* state, Arena* arena, BlockId edge_id, uint32_t segment,
-                       Copying* copying) noexcept nogil:
-    """Copy the blocks behind an edge; those of a loan stand where the loan does.
-
-    No recursion, since loans may nest deeper than a stack: an extent's edge, which has no bytes, keeps the edge that
-    the walk came from meanwhile.
-    """
-    cdef BlockId block_id = arena.blocks[edge_id].next
-    cdef BlockId loan_id
-    cdef BlockId from_id
-    cdef Block* edge
-    while True:
-        while block_id == 0:                      # behind the last one: up again
-            edge = &arena.blocks[edge_id]
-            from_id = <BlockId> edge.nbytes
-            if from_id == 0:
-                return
-            edge.nbytes = 0
-            arena = <Arena*> edge.stamp
-            block_id = arena.blocks[edge.list_next].next
-            edge_id = from_id
-        loan_id = 0
-        if arena.blocks[block_id].state == BLOCK_LENT:
-            loan_id = lend_edge(arena, block_id, state.arenas[arena.blocks[block_id].slot])
-        if loan_id:
-            arena = state.arenas[arena.blocks[block_id].slot]
-            arena.blocks[loan_id].nbytes = edge_id
-            edge_id = loan_id
-            block_id = arena.blocks[loan_id].next
-        else:
-            _copy_block(state, arena, block_id, segment, copying)
-            block_id = arena.blocks[block_id].next
-
-
 cdef uint64_t walk_copy(Core core, BlockCopy* blocks, uint64_t capacity, SegmentCopy* segments,
                         uint32_t segment_capacity, uint32_t* segment_count, Totals* totals) noexcept nogil:
     """Copy every block and segment out; the number of blocks there are, all copied only if they fit."""
@@ -159,6 +157,7 @@ cdef uint64_t walk_copy(Core core, BlockCopy* blocks, uint64_t capacity, Segment
     cdef Copying copying
     cdef uint32_t i
     cdef Segment* segment
+    cdef Place place
     copying.blocks = blocks
     copying.capacity = capacity
     copying.count = 0
@@ -177,8 +176,13 @@ cdef uint64_t walk_copy(Core core, BlockCopy* blocks, uint64_t capacity, Segment
             segments[i].address = segment.address
             segments[i].nbytes = segment.handle.nbytes
             segments[i].stream = segment.arena.slot
-        if segment.edge:
-            _copy_blocks(state, segment.arena, segment.edge, i, &copying)
+        if segment.edge == 0:
+            continue
+        place.arena = segment.arena
+        place.edge_id = place.before = segment.edge
+        while walk_next(state, &place):
+            place.before = place.arena.blocks[place.before].next
+            _copy_block(state, place.arena, place.before, i, &copying)
     unlock_all(state)
     return copying.count
 

@@ -72,6 +72,7 @@ cdef class Areas:
     cdef bint set_limit(self, uint64_t nbytes) noexcept nogil
     cdef int maintain(self) noexcept nogil
     cdef bint reserve(self, uint64_t nbytes, uint64_t guards, Request* request) noexcept nogil
+    cdef bint has_room(self, Request* request, uint64_t nbytes) noexcept nogil
     cdef bint has_free(self, uint64_t nbytes) noexcept nogil
     cdef void after_free(self) noexcept nogil
     cdef void look_at_idle(self) noexcept nogil

@@ -4,7 +4,8 @@ They hold the pool's lock and every arena's in turn, for about 10 ns a block.
 """
 from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
-from vpool._base.types cimport Block
+from vpool._base.types cimport Block, BlockId
+from vpool._management.arena cimport Arena
 from vpool._management.core cimport Core
 from vpool._management.state cimport CoreState
 
@@ -45,6 +46,13 @@ cdef struct Totals:
     uint64_t served_bytes
     uint64_t noted                # events that were recorded up to then
 
+cdef struct Place:
+    # Where a walk is.
+    Arena* arena
+    BlockId edge_id               # of the segment, or of the loan that it is in
+    BlockId before                # the block that was visited last, or that edge
+
+
 cdef struct Broken:
     const char* what              # the invariant that does not hold, NULL where all do
     uint64_t address
@@ -63,3 +71,4 @@ cdef bint walk_find(Core core, uint64_t address, Block* found) noexcept nogil
 
 # With all locks.
 cdef void walk_link_loans(CoreState* state) noexcept nogil
+cdef BlockId walk_next(CoreState* state, Place* place) noexcept nogil
