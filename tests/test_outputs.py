@@ -3,6 +3,8 @@
 import os
 import resource
 import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -209,3 +211,14 @@ def test_an_error_names_the_file_that_was_meant(saver, tmp_path):
         with pytest.raises(OSError, match=rf"^\[Errno \d+\] [\w ]+: '{out}'$"):
             SAVERS[saver](out)
     assert list(tmp_path.iterdir()) == [loop]
+
+
+@pytest.mark.parametrize("command", [["replay", "{}"], ["replay", "{}.npz"], ["tune", "{}", "--trials", "4"]])
+def test_a_closed_standard_error_gets_nothing_onto_standard_output(command, trace):
+    """An error is lost then, and progress too; what asks for it does not stand in the way."""
+    command = [one.format(trace) for one in command]
+    shell = ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-m", "vpool", *command, "--json"]
+    done = subprocess.run(shell, stdout=subprocess.PIPE, text=True, timeout=120)
+    missing = command[1].endswith(".npz.npz")
+    assert done.returncode == int(missing)
+    assert missing == (done.stdout == "")

@@ -69,6 +69,8 @@ def main(argv=None):
         0 for done, 1 for a failure that one line on standard error explains; of a program that was run, its own.
         Wrong usage leaves through `SystemExit` with status 2.
     """
+    if sys.stderr is None:  # closed: what is said there is lost, and would else go to standard output
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - to the end of the process
     args = _parser().parse_args(argv)
     try:
         result = args.run(args)
