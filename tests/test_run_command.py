@@ -211,6 +211,13 @@ class TestReports:
         assert trace.allocations == 11
         assert trace.details.tags.count("mine") == 1
 
+    @pytest.mark.parametrize("text", ["pass", "import vpool; vpool.Pool(source='host', name='own').empty(1)"])
+    def test_without_a_default_pool_there_is_no_recording_and_a_line_says_so(self, folder, text):
+        found = under_a_pool("--record", "out.npz", script(folder, text), cwd=folder)
+        assert found.returncode == 0
+        assert found.stderr.splitlines()[-1].startswith("vpool run: out.npz was not written: ")
+        assert not (folder / "out.npz").exists()
+
     def test_a_program_that_fails_is_recorded_too(self, folder):
         found = under_a_pool("--record", "out.npz", script(folder, USES + "1 / 0"), cwd=folder)
         assert found.returncode == 1

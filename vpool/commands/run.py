@@ -31,7 +31,7 @@ def prepare(parser):
     for name, package in (("torch", "PyTorch"), ("cupy", "CuPy"), ("numba", "Numba"), ("rmm", "RMM")):
         parser.add_argument(f"--{name}", action="store_true", help=f"have {package} allocate from the pool")
     parser.add_argument("--policy", metavar="FILE", help="the policy that the pool works by")
-    parser.add_argument("--record", metavar="FILE", help="record what happens in the pool, into this .npz file")
+    parser.add_argument("--record", metavar="FILE", help="record the default pool, into this .npz file")
     parser.add_argument("--report", action="store_true", help="the whole report of each pool at the end")
     parser.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module, as for python -m")
     parser.add_argument(
@@ -68,7 +68,7 @@ def run(args):
         "recorded": watched.save(),
         "pools": [pool.inspect().to_dict() for pool in known],
     }
-    _show(known, result, args.report)
+    _show(known, result, args)
     return result
 
 
@@ -128,19 +128,22 @@ class _Watched:
         return written
 
 
-def _show(known, result, whole):
+def _show(known, result, args):
     """The report, on standard error: standard output is the program's."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # the program may have closed them
         sys.stdout.flush()
         if not known:
             print("vpool run: no pool was used", file=sys.stderr)
-        elif whole:
+        elif args.report:
             print(*(pool.inspect() for pool in known), sep="\n\n", file=sys.stderr)
         else:
             header = ("pool", "source", "peak live", "peak reserved", "allocations", "source calls", "out of memory")
             print(table(header, map(_row, known)), file=sys.stderr)
         for path in result["recorded"]:
             print(f"recorded: {path}", file=sys.stderr)
+        if args.record and not result["recorded"]:
+            why = "no default pool was used, and a program's own pools are recorded by Pool.record() alone"
+            print(f"vpool run: {args.record} was not written: {why}", file=sys.stderr)
 
 
 def _row(pool):
