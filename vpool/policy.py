@@ -72,7 +72,7 @@ class Policy:
 
     def __post_init__(self):
         if not isinstance(self.strategy, Strategy):
-            raise TypeError(f"strategy must be a vpool strategy, not {type(self.strategy).__name__}")
+            raise TypeError(f"strategy must be a vpool.Dynamic, Fixed or Hybrid, not {type(self.strategy).__name__}")
         if isinstance(self.strategy, (Fixed, Hybrid)):
             # Files know one kind of list: whichever was given, policies with the same blocks are equal.
             object.__setattr__(self, "strategy", replace(self.strategy, block=_tuples(self.strategy.block)))

@@ -140,7 +140,7 @@ cdef class Pool(Mover):
         if strategy is None:
             strategy = Dynamic()
         if not isinstance(strategy, Strategy):
-            raise TypeError(f"strategy must be a vpool strategy, not {type(strategy).__name__}")
+            raise TypeError(f"strategy must be a vpool.Dynamic, Fixed or Hybrid, not {type(strategy).__name__}")
         if on_pressure not in ("wait", "raise"):
             raise ValueError(f'on_pressure must be "wait" or "raise", not {on_pressure!r}')
         rounding, minimum_remainder = checked_rounding(rounding), checked_remainder(minimum_remainder)
