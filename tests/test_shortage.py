@@ -182,3 +182,11 @@ def test_a_capacity_that_would_hold_the_request():
         pool.allocate(2_000_000)
     with vpool.Pool(vpool.Fixed(2_000_128), source="simulated", debug=()) as pool:
         pool.allocate(2_000_000)
+
+
+def test_one_live_block_is_one_block():
+    pool = simulated_pool(limit=MIB)
+    ptr = pool.allocate(MIB)
+    with pytest.raises(vpool.OutOfMemoryError, match=r"holders of 1\.00 MiB in 1 live block:"):
+        pool.allocate(KIB)
+    pool.deallocate(ptr)

@@ -267,7 +267,8 @@ class Shortage:
 
     def __str__(self):
         report = self._report
-        lines = [f"Largest holders of {format_bytes(report.allocated_bytes)} in {report.live_blocks:,} live blocks:"]
+        live = plural(report.live_blocks, "live block")
+        lines = [f"Largest holders of {format_bytes(report.allocated_bytes)} in {live}:"]
         for holder in self.holders:
             lines.append(cut(f"  {format_bytes(holder.live_bytes):>9} in {holder.blocks:,} x {_name(holder)}", _WIDTH))
         if not self.holders:
