@@ -4,4 +4,4 @@ from tests.test_sanitizers import sanitized
 
 
 def test_a_stress_of_threads_has_no_report():
-    sanitized("thread", "--seconds", "5", timeout=1800)
+    sanitized("thread", "--seconds", "5", timeout=600)
