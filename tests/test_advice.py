@@ -1,5 +1,7 @@
 """The advice of a report: what a user can act on, provoked by workloads that call for it."""
 
+import pytest
+
 import vpool
 from tests.helpers.pools import GIB, KIB, MIB, simulated_pool
 
@@ -142,23 +144,28 @@ class TestAdvice:
             assert "The source was called 40 times" in self.advice(pool)
             assert "40.0 MiB" in self.advice(pool)
 
-    def test_source_calls_for_what_went_back(self):
+    @pytest.mark.parametrize("adaptive", [False, True])
+    @pytest.mark.parametrize("size", [MIB, 64 * MIB])
+    @pytest.mark.parametrize("initial", [0, 64 * MIB])
+    def test_source_calls_for_what_went_back(self, initial, size, adaptive):
         """A first segment alone would go back too, so the sentence says what keeps it; and that works."""
 
-        def run(keep, initial=0):
-            with vpool.Pool(vpool.Dynamic(initial=initial, growth="1MiB", limit=1.0), source="simulated") as pool:
+        def run(initial, adaptive, keep):
+            strategy = vpool.Dynamic(initial=initial, growth="1MiB", limit=1.0, adaptive=adaptive)
+            with vpool.Pool(strategy, source="simulated") as pool:
                 for _ in range(40):
-                    blocks = [pool.allocate(32 * MIB) for _ in range(2)]
-                    for ptr in blocks:
-                        pool.deallocate(ptr)
+                    pool.deallocate(pool.allocate(size))
                     pool.trim(keep=keep)
-                return pool.stats.source_calls, self.advice(pool)
+                return pool.stats.source_calls, pool.inspect().peak_reserved_bytes, self.advice(pool)
 
-        calls, advice = run(keep=0)
-        assert calls == 160
-        assert f"would take one call if it were kept, as trim(keep={64 * MIB}) does." in advice
-        assert run(keep=0, initial=64 * MIB)[0] == 80
-        assert run(keep=64 * MIB, initial=64 * MIB) == (1, "")
+        calls, peak, advice = run(initial, adaptive, keep=0)
+        assert calls == 80
+        kept = f"would take one call if it were kept, by trim(keep={peak}) in place of trim(), or without adaptive=."
+        assert kept in advice
+        assert run(peak, adaptive, keep=0)[0] == 80
+        calls, _, advice = run(peak, False, keep=peak)
+        assert calls == 1
+        assert "source was called" not in advice
 
     def test_a_first_segment_stands_beside_a_core(self):
         hybrid = vpool.Hybrid(8 * MIB, block="64KiB", dynamic=vpool.Dynamic(initial=0, growth="1MiB", limit=1.0))

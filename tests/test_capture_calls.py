@@ -1,6 +1,7 @@
 """Every driver call that vpool makes, in a capture: the capture stays valid, or the call is never made there."""
 
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 import vpool
 from tests.helpers.pools import MIB
 from tests.helpers.processes import handle_of_another_process
-from tests.test_captures import MODES, Graph
+from tests.test_captures import MODES, Graph, fake_pool
 from vpool._storage.driver import CALL_NAMES
 from vpool._storage.fake_cuda import FakeCudaDriver
 from vpool._storage.mapped_source import MappedSource
@@ -106,3 +107,17 @@ def test_every_driver_call_is_made_in_a_capture(foreign, mode, blocking):
     for each in (pool, watched):
         each.close()
     assert driver.used(1) == 0
+
+
+def test_growth_leaves_the_thread_its_mode():
+    """Else what the program calls later on this thread would not be refused in a capture that it spoils."""
+
+    def calls_of_growth():
+        pool, driver = fake_pool(initial=0)
+        with Graph(driver) as graph:
+            before = driver.calls()
+            pool.allocate(MIB, stream=graph.stream)
+            return {name: driver.calls()[name][0] - before[name][0] for name in ("malloc", "capture_mode")}
+
+    with ThreadPoolExecutor(1) as fresh:  # this thread may be relaxed, where a test had that call fail
+        assert fresh.submit(calls_of_growth).result() == {"malloc": 1, "capture_mode": 2}, "relaxed, and as it was"

@@ -438,6 +438,28 @@ def test_a_free_on_a_stream_that_is_gone_waits_for_its_work(met, lend, on_pressu
         checker.finish()
 
 
+@pytest.mark.parametrize("strategy", ["fixed", "hybrid"])
+def test_that_wait_completes_what_a_fixed_core_has_pending(strategy):
+    """Else it would be out of reach, since the stream that it waits for is gone too."""
+    fixed = vpool.Fixed(2 * GRANULE, block=GRANULE)
+    hybrid = vpool.Hybrid(2 * GRANULE, block=GRANULE, dynamic=vpool.Dynamic(initial=0, limit=2 * GRANULE))
+    with vpool.Pool(hybrid if strategy == "hybrid" else fixed, source="simulated", on_pressure="raise") as pool:
+        driver = pool.source.driver
+        reader, stranger = driver.create_stream(), driver.create_stream()
+        first, second = pool.allocate(GRANULE), pool.allocate(GRANULE)
+        driver.queue_work(reader)
+        pool.record_stream(first, reader)
+        pool.deallocate(first)
+        for stream in (reader, stranger):
+            driver.destroy_stream(stream)
+        with pytest.raises(vpool.OutOfMemoryError):
+            pool.allocate(GRANULE)
+        pool.deallocate(second, stranger)
+        assert {pool.allocate(GRANULE), pool.allocate(GRANULE)} == {first, second}
+        pool.deallocate(first)
+        pool.deallocate(second)
+
+
 def test_many_streams_come_and_go():
     with ordered_pool(4 * GRANULE) as pool:
         checker = Checker(pool)

@@ -332,8 +332,14 @@ class TestStudy:
 
     def test_of_another_trace_is_refused(self, tmp_path):
         vpool.tune(swinging(), trials=8, study=tmp_path / "study")
-        for changes in ({"traces": swinging(7)}, {"capacity": GIB}, {"passes": 2}, {"maintain": True}):
-            with pytest.raises(vpool.FormatError, match="other traces, or of another capacity"):
+        for changes in (
+            {"traces": swinging(7)},
+            {"holdout": False},
+            {"capacity": GIB},
+            {"passes": 2},
+            {"maintain": True},
+        ):
+            with pytest.raises(vpool.FormatError, match="of other traces, held-out halves, capacity, number of passes"):
                 vpool.tune(**{"traces": swinging(), "trials": 8, "study": tmp_path / "study", **changes})
 
     def test_a_workload_travels(self):

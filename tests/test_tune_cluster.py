@@ -17,6 +17,7 @@ from vpool.commands import main
 from vpool.trials import Workload
 
 distributed = pytest.importorskip("distributed")
+dask = pytest.importorskip("dask")
 
 TRACE = str(FOLDER / "two_streams.npz")
 TRIALS = 600
@@ -124,6 +125,16 @@ def test_a_worker_without_this_vpool_is_named(cluster, monkeypatch):
         vpool.tune(made(*SMALL), trials=4, scheduler=cluster.scheduler_address)
 
 
+def test_a_trial_that_ends_each_worker_is_given_up(monkeypatch):
+    monkeypatch.setattr("vpool.cluster._measured", lambda workload, texts: os._exit(1))
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+        distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as fragile,
+        pytest.raises(vpool.Error, match="a trial ended each worker that it came to: "),
+    ):
+        vpool.tune(made(*SMALL), trials=4, scheduler=fragile.scheduler_address)
+
+
 def test_a_scheduler_that_is_lost_is_said(tmp_path):
     command = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--port", "0", "--no-dashboard"]
     file = tmp_path / "scheduler.json"
@@ -139,7 +150,7 @@ def test_a_scheduler_that_is_lost_is_said(tmp_path):
             cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, stderr=subprocess.DEVNULL
         )  # fmt: skip
         try:
-            with distributed.Client(address, timeout="60s", set_as_default=False) as client:
+            with distributed.Client(address, timeout="10s", set_as_default=False) as client:
                 client.wait_for_workers(1, timeout=60)
                 with pytest.raises(vpool.Error, match="the cluster was lost while it measured: "):
                     vpool.tune(TRACE, trials=TRIALS, scheduler=client, progress=lambda done, of: scheduler.kill())

@@ -130,11 +130,9 @@ def _of_source_calls(report):
     if report.source_calls < _MANY_SOURCE_CALLS or report.reuse_ratio >= 0.9:
         return
     peak = report.peak_reserved_bytes - (0 if core is None else core["reserved_bytes"])
-    if report.missed_bytes <= peak:
-        kept = ""
-    else:  # what went back was asked for again, and so it would be of a first segment
-        keeps = "without adaptive=True" if report.adaptive else f"as trim(keep={report.peak_reserved_bytes}) does"
-        kept = f" if it were kept, {keeps}"
+    kept = ""
+    if report.source_calls > report.segments:  # some went back, as a first segment would
+        kept = f" if it were kept, by trim(keep={report.peak_reserved_bytes}) in place of trim(), or without adaptive="
     yield (
         f"The source was called {report.source_calls:,} times and served {1 - report.reuse_ratio:.0%} of all bytes: a "
         f"first segment of {format_bytes(peak)}, which was the peak{'' if core is None else ' beside the core'}, would "

@@ -41,6 +41,9 @@ def on_dask(scheduler, workers=None, workloads=()):
     """
     with contextlib.ExitStack() as stack:
         client = _client(stack, scheduler, workers)
+        from distributed.client import FutureCancelledError
+        from distributed.scheduler import KilledWorker
+
         _check_versions(client)
         unpacked = {}
         for workload in workloads:
@@ -51,24 +54,20 @@ def on_dask(scheduler, workers=None, workloads=()):
 
         def evaluate(workload, texts):
             chunks = [texts[begin : begin + _CHUNK] for begin in range(0, len(texts), _CHUNK)]
-            futures = [
-                client.submit(_measured, unpacked[id(workload)], chunk, pure=False, retries=_RETRIES)
-                for chunk in chunks
-            ]
             try:
+                futures = [
+                    client.submit(_measured, unpacked[id(workload)], chunk, pure=False, retries=_RETRIES)
+                    for chunk in chunks
+                ]
                 return [figures for chunk in client.gather(futures) for figures in chunk]
-            except (*_lost(), OSError) as reason:
+            except KilledWorker as reason:
+                raise Error(f"a trial ended each worker that it came to: {_first_line(reason)}") from None
+            except Exception as reason:  # a trial's own, or what a client without a scheduler raises
+                if client.status == "running" and not isinstance(reason, FutureCancelledError):
+                    raise
                 raise Error(f"the cluster was lost while it measured: {_first_line(reason)}") from None
 
         yield evaluate
-
-
-def _lost():
-    """What the futures of a scheduler that is gone raise, and those of a trial that no worker survives."""
-    from distributed.client import FutureCancelledError
-    from distributed.scheduler import KilledWorker
-
-    return FutureCancelledError, KilledWorker
 
 
 def _first_line(reason):

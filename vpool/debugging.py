@@ -374,5 +374,5 @@ def _report_leaks():
         for debugger in sorted(_reported_at_exit, key=lambda one: one.name):
             # A child of a fork has nothing to give back, and may wait for a lock that nobody holds any more.
             leaks = debugger.leaks() if debugger.process == os.getpid() else None
-            if leaks:
+            if leaks and sys.stderr is not None:
                 print(f"vpool at exit: {leaks}", file=sys.stderr)

@@ -43,7 +43,7 @@ def page_of_trace(trace, title, placement):
     Raises
     ------
     ValueError
-        Where the trace has no details.
+        Where the trace has no details, or numbers beyond 2**53.
 
     Notes
     -----

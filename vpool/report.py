@@ -152,7 +152,7 @@ class Report:
         self.external_fragmentation = 1 - _ratio(self.largest_free_bytes, self.free_bytes, 1.0)
         self.internal_fragmentation = 1 - _ratio(self.requested_bytes, self.allocated_bytes, 1.0)
         served = figures["served_bytes"]
-        self.reuse_ratio = 1 - _ratio(self.missed_bytes, served, 1.0)
+        self.reuse_ratio = 1 - _ratio(figures["missed_bytes"], served, 1.0)
         of_step = figures.get("step_bytes")
         self.sharing = 1 - _ratio(self.peak_reserved_bytes, served if of_step is None else of_step, 1.0)
 
@@ -179,11 +179,6 @@ class Report:
     def peaks_anew(self):
         """Whether the peaks began anew, so that nobody knows what was in use before."""
         return self._figures.get("peaks_anew", False)
-
-    @property
-    def missed_bytes(self):
-        """Bytes of the requests that the source was called for, so far."""
-        return self._figures["missed_bytes"]
 
     @property
     def largest_block_bytes(self):

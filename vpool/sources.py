@@ -45,8 +45,8 @@ _FORKED = (
 _NOT_AFTER_FORK = "cudaErrorInitializationError"  # what CUDA says in a child if somebody used it in the parent
 _OLD_DRIVER = "cudaErrorInsufficientDriver"  # also where there is no driver at all
 
-# Of what is loaded on first use.  A fork waits for it: a child that loads a module which another thread of its parent
-# was loading would wait for that thread forever.
+# Of what looks for CUDA on first use.  A fork waits for it: a child that loads a module which another thread of its
+# parent was loading would wait for that thread forever.
 _loading = threading.RLock()
 os.register_at_fork(before=_loading.acquire, after_in_parent=_loading.release, after_in_child=_loading.release)
 

@@ -117,7 +117,8 @@ def halves(trace):
     O(n) for n events.
     """
     clock = np.maximum.accumulate(trace.t_us)  # as the trace's own steps have it
-    steps = np.searchsorted(clock, np.sort(trace.marks_us))
+    marks = np.sort(trace.marks_us)
+    steps = np.searchsorted(clock, marks)
     middle = int(steps[len(steps) // 2]) if len(steps) > 1 else len(trace) // 2
     births = trace.op == ALLOCATE
     before = np.arange(len(trace)) < middle
@@ -128,8 +129,8 @@ def halves(trace):
     live[trace.number[births & before]] = True
     live[trace.number[~births & before]] = False
     carried = births & before & live[trace.number]
-    late = trace.marks_us >= clock[middle]
-    return _chosen(trace, before, trace.marks_us[~late]), _chosen(trace, ~before | carried, trace.marks_us[late])
+    late = steps >= middle
+    return _chosen(trace, before, marks[~late]), _chosen(trace, ~before | carried, marks[late])
 
 
 def _chosen(trace, mask, marks_us):

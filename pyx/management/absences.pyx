@@ -29,8 +29,8 @@ from vpool._management.walk cimport Place, walk_link_loans, walk_next
 cdef void absences_visit(Core core, visit_t visit, void* context) noexcept nogil:
     """Visit every block of the mapped range, also those in loans, in the order of addresses.  All locks are held.
 
-    A visit may change its own block and merge it with its neighbours, and says whether it is gone; the record before
-    it stays.
+    A visit may cut its own block and merge it with its neighbours, and says whether the chain has changed there; the
+    record before it stays, and what follows that one is visited next.
     """
     cdef Place place
     cdef BlockId block_id

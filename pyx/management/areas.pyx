@@ -354,6 +354,11 @@ cdef class Areas:
         turn_take(&self.state.crossing_turn)
         status = order_drain_device(self.state, self.core.source)
         turn_give(&self.state.crossing_turn)
+        if status == STATUS_OK and self.fixed is not None:
+            # The device is idle: this is for what is pending there to be known as complete.
+            turn_take(&self.fixed_state.crossing_turn)
+            order_drain_device(self.fixed_state, self.fixed.source)
+            turn_give(&self.fixed_state.crossing_turn)
         return status
 
     cdef bint put(self, uint64_t address, uint16_t hint) noexcept nogil:

@@ -74,8 +74,8 @@ cdef void walk_link_loans(CoreState* state) noexcept nogil:
 cdef BlockId walk_next(CoreState* state, Place* place) noexcept nogil:
     """The next block in the order of addresses, 0 behind the last one; those of a loan stand where the loan does.
 
-    The caller sets `before` to it, unless it merged it with that.  No recursion, since loans may nest deeper than a
-    stack: an extent's edge, which has no bytes, keeps the edge that the walk came from meanwhile.
+    The caller sets `before` to it, unless it has changed the chain behind `before`.  No recursion, since loans may nest
+    deeper than a stack: an extent's edge, which has no bytes, keeps the edge that the walk came from meanwhile.
     """
     cdef BlockId block_id, loan_id, from_id
     cdef Block* edge

@@ -52,7 +52,6 @@ cdef struct Place:
     BlockId edge_id               # of the segment, or of the loan that it is in
     BlockId before                # the block that was visited last, or that edge
 
-
 cdef struct Broken:
     const char* what              # the invariant that does not hold, NULL where all do
     uint64_t address

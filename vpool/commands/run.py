@@ -31,7 +31,7 @@ def prepare(parser):
     for name, package in (("torch", "PyTorch"), ("cupy", "CuPy"), ("numba", "Numba"), ("rmm", "RMM")):
         parser.add_argument(f"--{name}", action="store_true", help=f"have {package} allocate from the pool")
     parser.add_argument("--policy", metavar="FILE", help="the policy that the pool works by")
-    parser.add_argument("--record", metavar="FILE", help="record the default pool, into this .npz file")
+    parser.add_argument("--record", metavar="FILE", help="record the default pool that vpool makes, into a .npz file")
     parser.add_argument("--report", action="store_true", help="the whole report of each pool at the end")
     parser.add_argument("-m", dest="module", action="store_true", help="PROGRAM is a module, as for python -m")
     parser.add_argument(
@@ -142,7 +142,7 @@ def _show(known, result, args):
         for path in result["recorded"]:
             print(f"recorded: {path}", file=sys.stderr)
         if args.record and not result["recorded"]:
-            why = "no default pool was used, and a program's own pools are recorded by Pool.record() alone"
+            why = "vpool made no default pool, and a program's own pools are recorded by Pool.record() alone"
             print(f"vpool run: {args.record} was not written: {why}", file=sys.stderr)
 
 
