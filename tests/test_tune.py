@@ -226,6 +226,12 @@ class TestHeldOut:
         assert (len(first), len(second)) == (2, 4)
         assert (first.marks_us.tolist(), second.marks_us.tolist()) == ([0], [10])
 
+    def test_a_step_that_begins_between_two_events_is_of_the_half_that_it_opens(self):
+        arrays = arrays_of((1, 5), -1, (2, 5), -2, marks_us=[0, 15])
+        first, second = halves(vpool.Trace(**{**arrays, "t_us": [0, 10, 20, 30]}))
+        assert (first.marks_us.tolist(), second.marks_us.tolist()) == ([0], [15])
+        assert second.steps == [(0, 2)]
+
     def test_what_has_no_halves_is_tuned_all_the_same(self):
         assert halves(made((1, 5), -1)) is None
         assert vpool.tune(made((1, 5 * MIB)), trials=16).holdout is None
