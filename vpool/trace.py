@@ -171,10 +171,14 @@ class Trace:
         return int(self.live_bytes.max(initial=0))
 
     @property
+    def mark_events(self):
+        """The event that each mark's step begins with, in rising order; a clock that goes back stands still here."""
+        return np.sort(np.searchsorted(np.maximum.accumulate(self.t_us), self.marks_us))
+
+    @property
     def steps(self):
         """First event and end of each step that has events."""
-        begins = np.sort(np.searchsorted(np.maximum.accumulate(self.t_us), self.marks_us))
-        bounds = np.append(begins, len(self)).tolist()
+        bounds = np.append(self.mark_events, len(self)).tolist()
         return [(begin, end) for begin, end in itertools.pairwise(bounds) if begin < end]
 
     def step_bytes(self, event):

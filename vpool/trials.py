@@ -116,9 +116,7 @@ def halves(trace):
     -----
     O(n) for n events.
     """
-    clock = np.maximum.accumulate(trace.t_us)  # as the trace's own steps have it
-    marks = np.sort(trace.marks_us)
-    steps = np.searchsorted(clock, marks)
+    marks, steps = np.sort(trace.marks_us), trace.mark_events
     middle = int(steps[len(steps) // 2]) if len(steps) > 1 else len(trace) // 2
     births = trace.op == ALLOCATE
     before = np.arange(len(trace)) < middle

@@ -122,9 +122,7 @@ cdef class Replayer:
         self.number = trace.number
         self.nbytes = trace.bytes
         self.stream = trace.stream
-        # Where the clock goes back, an event counts as of the time before, as in the trace's steps.
-        marks = np.searchsorted(np.maximum.accumulate(trace.t_us), trace.marks_us).astype(np.int64)
-        self.marks = np.append(np.sort(marks), np.int64(2**62))
+        self.marks = np.append(trace.mark_events.astype(np.int64), np.int64(2**62))
         slots = np.zeros(max(streams, default=0) + 1, np.uint16)
         simulated = np.zeros(len(slots), np.int32)
         self.simulated = self.source.driver if isinstance(self.source.driver, StreamedDriver) else None
